@@ -12,8 +12,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from jfa.schedule import SCHEDULES as _SCHEDULES
+from jfa.schedule import TileTable
+
 IMPLS = ("auto", "reference", "triton")
-SCHEDULES = ("auto", "grid", "static", "balanced", "dynamic", "balanced-dynamic")
+SCHEDULES = ("auto", *_SCHEDULES)
 KERNEL_HEAD_DIMS = (64, 128)
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 REFERENCE_DTYPES = (*KERNEL_DTYPES, torch.float64)
@@ -70,8 +73,8 @@ def validate(
     batch = _check_offsets("kv_offsets", kv_offsets, q)
     if q_offsets is not None and _check_offsets("q_offsets", q_offsets, q) != batch:
         raise ValueError(
-            f"q_offsets has {q_offsets.shape[0]} elements and kv_offsets {kv_offsets.shape[0]}: both need B + 1 for the "
-            "same batch; give an empty sequence a repeated offset"
+            f"q_offsets has {q_offsets.shape[0]} elements and kv_offsets {kv_offsets.shape[0]}: expected B + 1 in "
+            "both; an empty sequence repeats its offset"
         )
     for name, flag in (("causal", causal), ("deterministic", deterministic)):
         if not isinstance(flag, bool):
@@ -119,9 +122,9 @@ def check_values(kv_offsets: torch.Tensor, q_offsets: torch.Tensor | None, probl
     Offsets start at 0, never decrease, end at or before the number of tokens (tokens past the end belong to no
     sequence), and no length exceeds the max_*_len that the caller gave.
     """
-    _check_offset_values("kv_offsets", kv_offsets, "k", problem.total_kv, problem.max_kv_len)
+    _check_offset_values("kv", kv_offsets, "k", problem.total_kv, problem.max_kv_len)
     if q_offsets is not None:
-        _check_offset_values("q_offsets", q_offsets, "q", problem.total_q, problem.max_q_len)
+        _check_offset_values("q", q_offsets, "q", problem.total_q, problem.max_q_len)
 
 
 def _check_tokens(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -161,7 +164,7 @@ def _check_offsets(name: str, offsets: torch.Tensor, q: torch.Tensor) -> int:
             "build it with torch.tensor(..., dtype=torch.int32, device=q.device)"
         )
     if offsets.dtype not in _OFFSET_DTYPES:
-        raise TypeError(f"{name} is {offsets.dtype}: expected torch.int32 or torch.int64; convert with .to(torch.int32)")
+        raise TypeError(f"{name} is {offsets.dtype}: expected torch.int32 or int64; convert with .to(torch.int32)")
     if offsets.dim() != 1 or offsets.shape[0] == 0:
         raise ValueError(
             f"{name} has shape {_shape(offsets)}: expected (B + 1,), the running sum of the lengths from 0 on"
@@ -184,7 +187,8 @@ def _window(window: Any, causal: bool) -> tuple[int, int]:
             raise ValueError(f"window's {side} bound is {bound}: expected a number of tokens, or -1 for unbounded")
     if causal and right > 0:
         raise ValueError(
-            f"window looks {right} tokens to the right and causal=True forbids it: pass window=({left}, 0) or causal=False"
+            f"window looks {right} tokens to the right, which causal=True forbids: pass window=({left}, 0) or "
+            "causal=False"
         )
     return left, 0 if causal else right
 
@@ -242,34 +246,33 @@ def _check_schedule(schedule: Any) -> None:
     if isinstance(schedule, str):
         _check_name("schedule", schedule, SCHEDULES)
         return
-    from jfa.schedule import TileTable
-
     if not isinstance(schedule, TileTable):
         raise TypeError(
             f"schedule must be one of {_listed(SCHEDULES)} or a tile table made by jfa.plan(...): got {_kind(schedule)}"
         )
 
 
-def _check_offset_values(name: str, offsets: torch.Tensor, tokens_name: str, tokens: int, max_len: int) -> None:
+def _check_offset_values(side: str, offsets: torch.Tensor, holder: str, tokens: int, max_len: int) -> None:
     values = offsets.detach().to("cpu", torch.int64)
-    if values[0] != 0:
-        raise ValueError(f"{name} starts at {int(values[0])}: expected 0")
     lengths = values.diff()
+    if values[0] != 0:
+        raise ValueError(f"{side}_offsets starts at {int(values[0])}: expected 0")
     if (lengths < 0).any():
         at = int((lengths < 0).nonzero()[0])
         raise ValueError(
-            f"{name} decreases from {int(values[at])} to {int(values[at + 1])} at sequence {at}: expected the running "
-            "sum of the lengths"
+            f"{side}_offsets decreases from {int(values[at])} to {int(values[at + 1])} at sequence {at}: expected the "
+            "running sum of the lengths"
         )
     if values[-1] > tokens:
         raise ValueError(
-            f"{name} ends at {int(values[-1])} and {tokens_name} has {tokens} tokens: expected an end at or before them"
+            f"{side}_offsets ends at {int(values[-1])} and {holder} has {tokens} tokens: expected an end at or before "
+            "them"
         )
-    if lengths.numel() and lengths.max() > max_len:
+    if len(lengths) and lengths.max() > max_len:
         at = int(lengths.argmax())
         raise ValueError(
-            f"max_{tokens_name.replace('k', 'kv')}_len is {max_len} and sequence {at} has {int(lengths[at])} tokens: "
-            "expected the longest length of the batch, or a bound above it"
+            f"max_{side}_len is {max_len} and sequence {at} has {int(lengths[at])} tokens: expected the longest length "
+            "of the batch, or a bound above it"
         )
 
 

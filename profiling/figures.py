@@ -1,0 +1,304 @@
+"""Figures of analyses' results, one function each. A figure draws: it reads no recording and computes no analysis.
+
+Every function returns a `plotly.graph_objects.Figure` whose title says what is seen and whose subtitle says of which
+recording and with which grade. `notes` takes the recording's warnings, so that they stand beside what they touch.
+Text from recordings is escaped. What is drawn is bounded, and a figure that reaches its bound says so.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from profiling.text import duration, for_plotly, percent, significant, time_unit
+from profiling.theme import INK, OCCUPANCY_SCALE, PARTS, VERMILION, attribute, finish
+from profiling.tile_figures import length_histogram, tile_cost, tile_gantt
+
+__all__ = [
+    "length_histogram",
+    "occupancy_comparison",
+    "occupancy_heatmap",
+    "sm_time_bars",
+    "sm_time_split",
+    "tile_cost",
+    "tile_gantt",
+]
+
+
+# --- SM × time ---------------------------------------------------------------------------------------------------
+
+
+def occupancy_heatmap(occupancy: Any, *, notes: Sequence[str] = ()) -> go.Figure:
+    """SM × time, coloured by the share of each bin in which the SM worked.
+
+    Parameters
+    ----------
+    occupancy : profiling.sm_time.Occupancy
+    """
+    unit, size = time_unit(occupancy.makespan_ns)
+    figure = go.Figure(_heat(occupancy, size, unit))
+    figure.update_traces(showscale=True, colorbar=_share_colorbar(), selector={"type": "heatmap"})
+    figure.update_xaxes(title_text=f"time since the launch's first start ({unit})", showgrid=False)
+    figure.update_yaxes(**_sm_axis(occupancy))
+    title = f"SMs worked {percent(float(occupancy.share.mean()))} of {duration(occupancy.makespan_ns)}"
+    bins = f"{occupancy.share.shape[0]} SMs × {occupancy.share.shape[1]} bins of {duration(_bin_ns(occupancy), 3)}"
+    return finish(figure, title, f"{occupancy.title} · {bins}", occupancy.grade, height=430, notes=notes)
+
+
+def occupancy_comparison(occupancies: Sequence[Any], *, notes: Sequence[str] = ()) -> go.Figure:
+    """Occupancy heatmaps one above the other on one common time axis, each one's makespan marked.
+
+    Parameters
+    ----------
+    occupancies : Occupancy results of one workload, drawn from top to bottom in this order.
+    """
+    if not occupancies:
+        raise ValueError("occupancies: expected at least one Occupancy, got none")
+    longest = max(o.makespan_ns for o in occupancies)
+    unit, size = time_unit(longest)
+    common, own = _split_titles([o.title for o in occupancies])
+    panel = 190 if len(occupancies) > 2 else 260
+    figure = make_subplots(
+        rows=len(occupancies), cols=1, shared_xaxes=True, vertical_spacing=min(0.2, 46 / (panel * len(occupancies)))
+    )
+    for row, (occupancy, name) in enumerate(zip(occupancies, own, strict=True), start=1):
+        figure.add_trace(_heat(occupancy, size, unit), row=row, col=1)
+        figure.update_yaxes(**_sm_axis(occupancy), row=row, col=1)
+        figure.update_xaxes(range=[0, longest / size * 1.004], showgrid=False, row=row, col=1)
+        _mark_makespan(figure, occupancy, name, longest, size, row)
+    figure.data[0].update(showscale=True, colorbar=_share_colorbar())
+    figure.update_xaxes(title_text=f"time since each launch's first start ({unit})", row=len(occupancies), col=1)
+    grades = " and ".join(dict.fromkeys(str(o.grade) for o in occupancies))
+    return finish(
+        figure,
+        _comparison_title(occupancies, own),
+        common,
+        grades,
+        height=panel * len(occupancies),
+        extra=22,
+        notes=notes,
+    )
+
+
+def _heat(occupancy: Any, size: float, unit: str) -> go.Heatmap:
+    bin_ns = _bin_ns(occupancy)
+    worked = np.rint(np.clip(occupancy.share, 0, 1) * 100).astype(np.uint8)  # a byte a cell keeps a report small
+    return go.Heatmap(
+        z=worked,
+        x0=(occupancy.edges_ns[0] + bin_ns / 2) / size,
+        dx=bin_ns / size,
+        y=np.asarray(occupancy.sms, dtype=np.int16),
+        zmin=0,
+        zmax=100,
+        zsmooth=False,
+        colorscale=OCCUPANCY_SCALE,
+        showscale=False,
+        hovertemplate=f"SM %{{y}} at %{{x:.4~g}} {unit}<br>worked %{{z}} % of the bin<extra></extra>",
+    )
+
+
+def _bin_ns(occupancy: Any) -> float:
+    return float(occupancy.edges_ns[-1] - occupancy.edges_ns[0]) / (len(occupancy.edges_ns) - 1)
+
+
+def _share_colorbar() -> dict[str, Any]:
+    return {
+        "title": {"text": "worked<br>(% of the bin)", "font": {"size": 12}},
+        "thickness": 14,
+        "tickvals": [0, 25, 50, 75, 100],
+        "outlinewidth": 0,
+        "len": 1.0,
+    }
+
+
+def _sm_axis(occupancy: Any) -> dict[str, Any]:
+    sms = np.asarray(occupancy.sms)
+    return {"title_text": "SM", "autorange": False, "range": [sms.max() + 0.5, sms.min() - 0.5], "showgrid": False}
+
+
+def _mark_makespan(figure: go.Figure, occupancy: Any, name: str, longest: float, size: float, row: int) -> None:
+    end = occupancy.makespan_ns / size
+    figure.add_vline(x=end, line={"color": VERMILION, "width": 2}, row=row, col=1)
+    worked = percent(float(occupancy.share.mean()))
+    axis = "" if row == 1 else str(row)
+    place = {"xref": "paper", "yref": f"y{axis} domain", "y": 1, "yanchor": "bottom", "showarrow": False}
+    figure.add_annotation(
+        text=f"<b>{for_plotly(name)}</b>  ·  SMs worked {worked}", x=0, xanchor="left", font={"size": 14}, **place
+    )
+    right = occupancy.makespan_ns > 0.8 * longest
+    figure.add_annotation(
+        **{**place, "xref": f"x{axis}"},
+        text=f"<b>{duration(occupancy.makespan_ns, like=longest)}</b>",
+        x=end,
+        xanchor="right" if right else "left",
+        font={"color": VERMILION, "size": 14},
+    )
+
+
+def _comparison_title(occupancies: Sequence[Any], names: Sequence[str]) -> str:
+    spans = [o.makespan_ns for o in occupancies]
+    if len(spans) < 2 or min(spans) <= 0 or min(spans) == max(spans):
+        return "Where the SMs worked, on one time axis"
+    fast, slow = int(np.argmin(spans)), int(np.argmax(spans))
+    times = significant(spans[slow] / spans[fast])
+    return f"{for_plotly(names[fast])} ends {times}× sooner than {for_plotly(names[slow])}"
+
+
+def _split_titles(titles: Sequence[str]) -> tuple[str, list[str]]:
+    """What all titles share, and what is each one's own, in the parts between their separators."""
+    parts = [str(title).split(" · ") for title in titles]
+    if len(parts) == 1 or len({len(p) for p in parts}) != 1:
+        return "", _distinct([str(title) for title in titles])
+    shared = [len(set(column)) == 1 for column in zip(*parts, strict=True)]
+    common = " · ".join(word for word, same in zip(parts[0], shared, strict=True) if same)
+    own = [" · ".join(word for word, same in zip(p, shared, strict=True) if not same) for p in parts]
+    return common, _distinct([name or "recording" for name in own])
+
+
+# --- where SM time went ------------------------------------------------------------------------------------------
+
+
+def sm_time_bars(
+    sm_time: pd.DataFrame,
+    *,
+    title: str = "",
+    grade: str = "",
+    launch: int | None = None,
+    order: str = "work",
+    notes: Sequence[str] = (),
+) -> go.Figure:
+    """One stacked bar an SM: work, fetch, launch ramp, tail and never used, which sum to the makespan.
+
+    Parameters
+    ----------
+    sm_time : the result of profiling.sm_time.sm_time.
+    title, grade : of the recording; by default those that the frame carries in its attrs.
+    launch : which launch; by default the first.
+    order : "work" (most work first) or "sm" (by SM number).
+    """
+    if order not in ("work", "sm"):
+        raise ValueError(f'order: expected "work" or "sm", got {order!r}')
+    chosen = int(sm_time["launch"].iloc[0]) if launch is None else launch
+    rows = sm_time[sm_time["launch"] == chosen]
+    if rows.empty:
+        raise ValueError(f"launch: expected one of {sorted(sm_time['launch'].unique().tolist())[:10]}, got {launch}")
+    rows = rows.sort_values(["work_ns", "sm"], ascending=[False, True]) if order == "work" else rows.sort_values("sm")
+    makespan = float(rows["total_ns"].max())
+    unit, size = time_unit(makespan)
+    detail = rows[["sm", "tiles", "ctas"]].to_numpy().astype(np.int32)
+    figure = go.Figure()
+    for part, words, colour in PARTS:
+        figure.add_bar(
+            x=np.arange(len(rows), dtype=np.int16),
+            y=(rows[f"{part}_ns"].to_numpy() / size).astype(np.float32),
+            customdata=detail,
+            name=words,
+            marker={"color": colour, "line": {"width": 0}},
+            hovertemplate=f"SM %{{customdata[0]}}: {words} %{{y:.4~g}} {unit}"
+            "<br>%{customdata[1]} tiles, %{customdata[2]} CTAs<extra></extra>",
+        )
+    mean = float(rows["work_ns"].mean())
+    figure.add_hline(
+        y=mean / size,
+        line={"color": INK, "dash": "dash", "width": 1.5},
+        annotation={
+            "text": f"work spread perfectly: {duration(mean, like=makespan)} (derived)",
+            "bgcolor": "rgba(255,255,255,0.85)",
+            "font": {"size": 12},
+        },
+        annotation_position="bottom left",
+    )
+    figure.update_layout(barmode="stack", bargap=0)
+    by = "most work first" if order == "work" else "by number"
+    _sm_ticks(figure, rows["sm"].to_numpy(), f"SM ({by})")
+    figure.update_yaxes(title_text=f"time ({unit})")
+    worked = rows["work_ns"].sum() / max(1, rows["total_ns"].sum())
+    most = duration(float(rows["work_ns"].max()), like=makespan)
+    say = f"The busiest SM worked {most}, the average one {duration(mean, like=makespan)}"
+    about = f"{attribute(sm_time, 'title', title)} · makespan {duration(makespan)} · SMs worked {percent(worked)}"
+    return finish(figure, say, about, attribute(sm_time, "grade", grade), height=330, notes=notes, legend=True)
+
+
+def _sm_ticks(figure: go.Figure, sms: np.ndarray, title: str) -> None:
+    step = max(1, len(sms) // 16)
+    places = np.arange(0, len(sms), step)
+    figure.update_xaxes(
+        title_text=title, tickvals=places, ticktext=[str(s) for s in sms[places]], range=[-0.5, len(sms) - 0.5]
+    )
+
+
+def sm_time_split(
+    summaries: Sequence[pd.DataFrame],
+    *,
+    labels: Sequence[str] | None = None,
+    grade: str = "",
+    notes: Sequence[str] = (),
+) -> go.Figure:
+    """One stacked bar a recording: how its SM time divides. Bars have the length of the makespan.
+
+    Parameters
+    ----------
+    summaries : results of profiling.sm_time.summary; of several launches the one with the median makespan is drawn.
+    labels : a name a bar; by default the titles that the frames carry in their attrs, without what all share.
+    """
+    if not summaries:
+        raise ValueError("summaries: expected at least one, got none")
+    rows = pd.DataFrame([median_launch(summary) for summary in summaries])
+    common, own = _split_titles(
+        labels or [attribute(s, "title", f"recording {i + 1}") for i, s in enumerate(summaries)]
+    )
+    longest = float(rows["makespan_ns"].max())
+    unit, size = time_unit(longest)
+    names = [for_plotly(name, 60) for name in own]
+    figure = go.Figure()
+    for part, words, colour in PARTS:
+        share = rows[f"{part}_share"].to_numpy(dtype=float)
+        figure.add_bar(
+            y=names,
+            x=share * rows["makespan_ns"].to_numpy() / size,
+            customdata=share * 100,
+            orientation="h",
+            name=words,
+            marker={"color": colour, "line": {"color": "white", "width": 1}},
+            text=[f"{s * 100:.0f} %" if s >= 0.04 else "" for s in share],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            insidetextfont={"color": "white" if part in ("work", "tail") else INK},
+            hovertemplate=f"{words}: %{{customdata:.1f}} % of the SM time<br>%{{x:.4~g}} {unit} an SM<extra></extra>",
+        )
+    for name, makespan in zip(names, rows["makespan_ns"], strict=True):
+        figure.add_annotation(
+            x=makespan / size,
+            y=name,
+            text=f"<b>{duration(makespan, like=longest)}</b>",
+            xanchor="left",
+            showarrow=False,
+            xshift=6,
+        )
+    figure.update_layout(barmode="stack", bargap=0.35)
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
+    figure.update_xaxes(title_text=f"time of an average SM ({unit}); a bar ends at the makespan", rangemode="tozero")
+    figure.update_xaxes(range=[0, longest / size * 1.09])
+    grades = grade or " and ".join(dict.fromkeys(attribute(s, "grade", "") for s in summaries))
+    height = 46 + 46 * len(summaries)
+    return finish(figure, "Where the SMs' time went", common, grades, height=height, notes=notes, legend=True)
+
+
+def median_launch(summary: pd.DataFrame) -> pd.Series:
+    """The row of the launch whose makespan is the (lower) median."""
+    return summary.sort_values(["makespan_ns", "launch"]).iloc[(len(summary) - 1) // 2]
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names of which some are equal, those numbered: bars of one name would be drawn on top of each other."""
+    twice = {name for name in names if list(names).count(name) > 1}
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(f"{name} ({seen[name]})" if name in twice else name)
+    return result

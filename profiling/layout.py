@@ -1,0 +1,113 @@
+"""What a figure needs to know before it draws: lanes, joined rectangles, bins of lengths, padding."""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class PaddingWaste:
+    """Tokens that a batch padded to its longest sequence would hold."""
+
+    tokens: int
+    padded: int
+
+    @property
+    def share(self) -> float:
+        """Share of the padded batch that is padding; 0 for an empty batch."""
+        return 1 - self.tokens / self.padded if self.padded else 0.0
+
+
+def padding_waste(lens: np.ndarray) -> PaddingWaste:
+    """Padding of int lengths [B] to their maximum."""
+    lens = np.asarray(lens, dtype=np.int64)
+    longest = int(lens.max()) if len(lens) else 0
+    return PaddingWaste(tokens=int(lens.sum()), padded=longest * len(lens))
+
+
+def length_bins(lens: np.ndarray, low: int, high: int) -> pd.DataFrame:
+    """Counts of lengths in two bins an octave from low's octave to high's, and one for 0 that stands apart.
+
+    Columns: place (two units an octave: log2 × 2), low (first length), high (one past the last), sequences,
+    token_share. Bins that would hold no integer are left out, and a 0 bin without sequences.
+    """
+    first, last = int(np.floor(np.log2(low))), int(np.floor(np.log2(high))) + 1
+    places = np.arange(2 * first, 2 * last)
+    edges = np.ceil(2.0 ** (np.arange(2 * first, 2 * last + 1) / 2)).astype(np.int64)
+    lens = np.asarray(lens, dtype=np.int64)
+    positive = lens[lens > 0]
+    which = np.searchsorted(edges, positive, side="right") - 1
+    tokens = max(1, int(lens.sum()))
+    table = pd.DataFrame(
+        {
+            "place": places.astype(float),
+            "low": edges[:-1],
+            "high": edges[1:],
+            "sequences": np.bincount(which, minlength=len(places)),
+            "token_share": np.bincount(which, weights=positive, minlength=len(places)) / tokens,
+        }
+    )
+    table = table[table["high"] > table["low"]]
+    empty = int((lens == 0).sum())
+    if empty:
+        zero = pd.DataFrame(
+            {"place": [2.0 * first - 2], "low": [0], "high": [1], "sequences": [empty], "token_share": [0.0]}
+        )
+        table = pd.concat([zero, table], ignore_index=True)
+    return table
+
+
+def pack_lanes(spans: pd.DataFrame) -> pd.DataFrame:
+    """Spans with a column `lane`: on each SM the lowest lane that is free at the span's start.
+
+    Spans of one lane do not overlap, and an SM has as many lanes as it ever has spans at once.
+    """
+    spans = spans.sort_values(["sm", "start_ns", "end_ns"]).reset_index(drop=True)
+    lanes = np.zeros(len(spans), dtype=np.int16)
+    for _, group in spans.groupby("sm", sort=False):
+        busy: list[tuple[int, int]] = []
+        free: list[int] = []
+        opened = 0
+        for at, start, end in zip(group.index, group["start_ns"], group["end_ns"], strict=True):
+            while busy and busy[0][0] <= start:
+                heapq.heappush(free, heapq.heappop(busy)[1])
+            if free:
+                lane = heapq.heappop(free)
+            else:
+                lane, opened = opened, opened + 1
+            heapq.heappush(busy, (int(end), lane))
+            lanes[at] = lane
+    return spans.assign(lane=lanes)
+
+
+def merge_short(spans: pd.DataFrame, most: int) -> tuple[pd.DataFrame, int]:
+    """Join short neighbours on a lane until at most `most` rectangles remain.
+
+    Neighbours shorter than a width and starting in the same slot of that width become one rectangle from the first's
+    start to the last's end, its kv_len their mean. The width doubles until the number fits.
+
+    Returns
+    -------
+    The rectangles with a column `tiles` (how many each stands for), and the width in ns: 0 when nothing was joined.
+    """
+    if len(spans) <= most:
+        return spans.assign(tiles=1), 0
+    length = spans["end_ns"] - spans["start_ns"]
+    end = int(spans["end_ns"].max())
+    width = max(1, end // (4 * most))
+    while True:
+        slot = np.where(length < width, spans["start_ns"] // width, -1 - np.arange(len(spans)))
+        groups = spans.assign(slot=slot).groupby(["sm", "lane", "slot"], sort=False)
+        if groups.ngroups <= most or width > end:
+            break
+        width *= 2
+    first = groups.first().reset_index()
+    joined = first.assign(
+        start_ns=groups["start_ns"].min().to_numpy(),
+        end_ns=groups["end_ns"].max().to_numpy(),
+        kv_len=groups["kv_len"].mean().round().astype(np.int64).to_numpy(),
+        tiles=groups.size().to_numpy(),
+    )
+    return joined.drop(columns="slot"), int(width)

@@ -1,0 +1,73 @@
+"""Numbers and strangers' words as a reader sees them: times with units, shares, counts, escaped text."""
+
+import html
+import textwrap
+
+import numpy as np
+
+TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
+
+
+def time_unit(largest_ns: float) -> tuple[str, float]:
+    """The unit for an axis that ends at largest_ns: (name, nanoseconds in one)."""
+    for name, size in TIME_UNITS:
+        if largest_ns >= size:
+            return name, size
+    return TIME_UNITS[-1]
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with that many significant digits, never in exponents: 1234.5 → 1,234; 0.012345 → 0.0123."""
+    if not np.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - int(np.floor(np.log10(abs(value)))))
+    return f"{value:,.{decimals}f}"
+
+
+def duration(ns: float, digits: int = 4, like: float | None = None) -> str:
+    """A time in the unit that suits it, or that suits `like`: 1234567 → "1.235 ms". Not a number → "–"."""
+    if not np.isfinite(ns):
+        return "–"
+    name, size = time_unit(abs(ns) if like is None else like)
+    return f"{int(ns):,} ns" if name == "ns" and float(ns).is_integer() else f"{significant(ns / size, digits)} {name}"
+
+
+def percent(share: float) -> str:
+    """A share of one as a percentage with one decimal; what is above zero never reads 0.0 %."""
+    if not np.isfinite(share):
+        return "–"
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
+    return f"{share * 100:.1f} %"
+
+
+def count(number: float, one: str = "", many: str = "") -> str:
+    """A count with its noun: count(1, "tile") → "1 tile", count(2048, "tile") → "2,048 tiles"."""
+    noun = one if number == 1 else many or (one + "s" if one else "")
+    return f"{int(number):,} {noun}".rstrip()
+
+
+def short(number: float) -> str:
+    """A large count in few characters: 1234567 → "1.23 M"."""
+    for name, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= size:
+            return f"{significant(number / size)} {name}"
+    return f"{number:,.0f}"
+
+
+def plain(words: object, limit: int = 160) -> str:
+    """One line of a stranger's text: no control characters or line breaks, at most limit characters."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(words)).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def for_plotly(words: object, limit: int = 160) -> str:
+    """A stranger's text for a figure: Plotly reads tags such as <a href> and <b> in titles, names and hovers."""
+    return html.escape(plain(words, limit), quote=False)
+
+
+def lines_for_plotly(words: object, width: int = 130, limit: int = 400) -> str:
+    """As for_plotly, broken into lines: Plotly wraps no text."""
+    return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(plain(words, limit), width))

@@ -69,7 +69,7 @@ class Recording:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metadata", _plain(self.metadata))
-        object.__setattr__(self, "events", _in_order(_checked(_typed(self.events, self.source), self.source)))
+        object.__setattr__(self, "events", _settled(self.events, self.source))
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Recording:
@@ -314,6 +314,10 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
+def _settled(events: pd.DataFrame, source: str) -> pd.DataFrame:
+    return _on_one_sm(_in_order(_checked(_typed(events, source), source)), source)
+
+
 def _typed(events: pd.DataFrame, source: str) -> pd.DataFrame:
     missing = [name for name in COLUMNS if name not in events.columns]
     if missing:
@@ -386,6 +390,18 @@ def _in_order(events: pd.DataFrame) -> pd.DataFrame:
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     if not _is_ordered((launch, cta, role, start), end):
         events = events.take(np.lexsort((-end, start, role, cta, launch))).reset_index(drop=True)
+    return events
+
+
+def _on_one_sm(events: pd.DataFrame, source: str) -> pd.DataFrame:
+    launch, cta, sm = (events[name].to_numpy() for name in ("launch", "cta", "sm"))
+    moved = np.flatnonzero((sm[1:] != sm[:-1]) & (cta[1:] == cta[:-1]) & (launch[1:] == launch[:-1]))
+    if len(moved):
+        row = int(moved[0])
+        raise RecordingError(
+            f"{source}: CTA {cta[row]} of launch {launch[row]} is on SM {sm[row]} and on SM {sm[row + 1]}; "
+            "a CTA runs on one: number CTAs by launch"
+        )
     return events
 
 

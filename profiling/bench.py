@@ -1,0 +1,353 @@
+"""Time our attention and its peers on one GPU, in one process, taking turns.
+
+Every implementation runs once in each round, and each round starts with another one, so that a clock that drifts or a
+neighbour that wakes up is shared by all. Before each run a buffer larger than the L2 cache is overwritten: the
+inputs are cold, as they are in a model where other layers ran in between. Times are CUDA events' (GPU time between
+two points of the stream, the building of the tile table included); the grade is `measured`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from profiling.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from jfa.workloads import Inputs, Workload
+
+DIRECTIONS = ("forward", "backward")
+WARMUP_RUNS = 3
+FEWEST_ROUNDS, MOST_ROUNDS = 20, 200
+SECONDS_A_GROUP = 1.5
+# More than any GPU's L2 (H200 50 MB, B200 126 MB), with room for the larger ones to come.
+FLUSH_BYTES = 256 * 2**20
+
+PEER_NOTE = (
+    "peers get broadcast Q expanded to (B·L_q, H, D), outside the timing, and their dQ is not summed over the batch"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation on one workload and direction; ``error`` says why there is no time."""
+
+    workload: str
+    direction: str
+    implementation: str
+    schedule: str
+    median_ms: float | None = None
+    iqr_ms: float | None = None
+    tflops: float | None = None
+    rounds: int = 0
+    error: str = ""
+    grade: str = "measured"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An implementation bound to its inputs: ``forward()`` gives the output that ``leaves`` (q, k, v) produced."""
+
+    implementation: str
+    schedule: str
+    forward: Callable[[], torch.Tensor]
+    leaves: tuple[torch.Tensor, ...]
+
+
+@dataclass
+class Turn:
+    """What a contestant does in each round, and what came of it (milliseconds)."""
+
+    contestant: Contestant
+    run: Callable[[], Any]
+    samples: list[float] = field(default_factory=list)
+    error: str = ""
+
+
+def bench(
+    workloads: Sequence[Workload],
+    *,
+    directions: Sequence[str] = DIRECTIONS,
+    schedules: Sequence[str] = ("static", "balanced-dynamic"),
+    peers: bool = False,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> pd.DataFrame:
+    """A row an implementation, workload and direction: median and interquartile range in ms, TFLOP/s by 4·H·D·pairs.
+
+    ``attrs``: ``gpu``, ``torch``, ``left_out`` (peers that did not import, and why), ``interrupted`` (Ctrl-C: the rows
+    hold what was measured until then). What an implementation raises is its row's ``error``. Raises UserError without
+    a GPU.
+    """
+    torch = _torch_with_gpu()
+    attends, left_out = find_peers() if peers else ({}, {})
+    rows: list[Row] = []
+    interrupted = False
+    groups = list(itertools.product(workloads, directions))
+    try:
+        for done, (workload, direction) in enumerate(groups):
+            progress(f"{workload.name} {direction}", done, len(groups))
+            for row in _measure(workload, direction, schedules, attends):
+                interrupted |= row is None
+                rows += [row] if row else []
+            if interrupted:
+                break
+            torch.cuda.empty_cache()
+        progress("done", len(groups), len(groups))
+    except KeyboardInterrupt:
+        interrupted = True
+    table = pd.DataFrame([asdict(row) for row in rows], columns=list(Row.__dataclass_fields__))
+    table.attrs.update(
+        gpu=torch.cuda.get_device_name(), torch=torch.__version__, left_out=left_out, interrupted=interrupted
+    )
+    return table
+
+
+def find_peers() -> tuple[dict[str, Callable[..., Any]], dict[str, str]]:
+    """Peers that import, each called (q, k, v, cu_q, cu_k, max_q, max_k, causal=…, window=…), and why others do not."""
+    found, left_out = {}, {}
+    for name, load in (("fa4", _fa4), ("fa3", _fa3), ("torch-varlen", _torch_varlen)):
+        try:
+            found[name] = load()
+        except Exception as error:  # a half-installed peer raises more than ImportError
+            left_out[name] = one_line(error)
+    return found, left_out
+
+
+def _fa4() -> Callable[..., Any]:
+    from flash_attn.cute.interface import flash_attn_varlen_func
+
+    def attend(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, causal: bool, window: Any) -> Any:
+        left, right = (None if side < 0 else side for side in window)
+        more = {} if (left, right) == (None, None) else {"window_size": (left, right)}
+        return flash_attn_varlen_func(
+            q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=max_q, max_seqlen_k=max_k, causal=causal, **more
+        )
+
+    return attend
+
+
+def _fa3() -> Callable[..., Any]:
+    from flash_attn_interface import flash_attn_varlen_func
+
+    def attend(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, causal: bool, window: Any) -> Any:
+        return flash_attn_varlen_func(q, k, v, cu_q, cu_k, max_q, max_k, causal=causal, window_size=window)
+
+    return attend
+
+
+def _torch_varlen() -> Callable[..., Any]:
+    from torch.nn.attention.varlen import varlen_attn
+
+    def attend(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, causal: bool, window: Any) -> Any:
+        left, right = window[0], 0 if causal else window[1]
+        more = {} if (left, right) == (-1, -1) else {"window_size": (left, right)}
+        return varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, **more)
+
+    return attend
+
+
+def summarise(samples: Sequence[float], flop: float) -> tuple[float, float, float]:
+    """Median (ms), interquartile range (ms; 0 for one sample) and TFLOP/s at the median of times in ms."""
+    median = statistics.median(samples)
+    if len(samples) > 1:
+        low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    else:
+        low = high = median
+    return median, high - low, flop / median / 1e9
+
+
+def against_best_peer(table: pd.DataFrame) -> pd.Series:
+    """For each row of ours, the fastest peer's time / its time; 1.0 within the larger of the two spreads, else NaN."""
+    ours = table["implementation"].str.startswith("jfa")
+    ratios = pd.Series(float("nan"), index=table.index)
+    for _, group in table.groupby(["workload", "direction"], sort=False):
+        peers = group[~ours[group.index] & group["median_ms"].notna()]
+        if peers.empty:
+            continue
+        best = peers.loc[peers["median_ms"].idxmin()]
+        mine = group[ours[group.index] & group["median_ms"].notna()]
+        spread = mine["iqr_ms"].clip(lower=best["iqr_ms"])
+        ratio = best["median_ms"] / mine["median_ms"]
+        ratios[mine.index] = ratio.where((mine["median_ms"] - best["median_ms"]).abs() > spread, 1.0)
+    return ratios
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line of at most 200 characters."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return words if len(words) <= 200 else words[:199] + "…"
+
+
+def round_count(round_ms: float) -> int:
+    """How many rounds fit the time for a group: the same number for every contestant."""
+    return max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(SECONDS_A_GROUP * 1e3 / max(round_ms, 1e-3))))
+
+
+def rotations(count: int, rounds: int) -> Iterator[list[int]]:
+    """The order of each round: every contestant once, each round starting with the next one."""
+    for first in range(rounds):
+        yield [(first + place) % count for place in range(count)]
+
+
+def _torch_with_gpu() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise UserError("bench times kernels on a GPU and needs torch, which is not installed: make install") from error
+    if not torch.cuda.is_available():
+        raise UserError(
+            "bench times kernels on a GPU, and torch sees none here; `python -m profiling doctor` says why"
+        )
+    return torch
+
+
+def _measure(
+    workload: Workload, direction: str, schedules: Sequence[str], attends: dict[str, Callable[..., Any]]
+) -> Iterator[Row | None]:
+    """The rows of one workload and direction; a last None: it was interrupted."""
+    turns: list[Turn] = []
+    interrupted = False
+    try:
+        inputs = workload.inputs("cuda", requires_grad=True)
+        for contestant in (*_ours(workload, inputs, schedules), *_theirs(workload, inputs, attends)):
+            turns.append(_prepare(contestant, inputs, direction))
+        _take_turns(turns)
+    except KeyboardInterrupt:
+        interrupted = True
+    except Exception as error:  # inputs that do not fit the GPU: the other workloads still run
+        yield Row(workload.name, direction, "inputs", "", error=one_line(error))
+    for turn in turns:
+        yield _row(turn, workload, direction)
+    if interrupted:
+        yield None
+
+
+def _ours(workload: Workload, inputs: Inputs, schedules: Sequence[str]) -> Iterator[Contestant]:
+    from jfa import jagged_attention
+
+    for schedule in schedules:
+
+        def forward(schedule: str = schedule) -> torch.Tensor:
+            out: torch.Tensor = jagged_attention(
+                inputs.q,
+                inputs.k,
+                inputs.v,
+                inputs.kv_offsets,
+                inputs.q_offsets,
+                max_q_len=workload.max_q_len,
+                max_kv_len=workload.max_kv_len,
+                causal=workload.causal,
+                window=workload.window,
+                impl="triton",
+                schedule=schedule,
+            )
+            return out
+
+        yield Contestant("jfa-triton", schedule, forward, (inputs.q, inputs.k, inputs.v))
+
+
+def _theirs(workload: Workload, inputs: Inputs, attends: dict[str, Callable[..., Any]]) -> Iterator[Contestant]:
+    if not attends:
+        return
+    q, cu_q = _expanded(workload, inputs)
+    for name, attend in attends.items():
+
+        def forward(attend: Callable[..., Any] = attend) -> torch.Tensor:
+            out = attend(
+                q,
+                inputs.k,
+                inputs.v,
+                cu_q,
+                inputs.kv_offsets,
+                workload.max_q_len,
+                workload.max_kv_len,
+                causal=workload.causal,
+                window=workload.window or (-1, -1),
+            )
+            tensor: torch.Tensor = out[0] if isinstance(out, tuple) else out
+            return tensor
+
+        yield Contestant(name, "", forward, (q, inputs.k, inputs.v))
+
+
+def _expanded(workload: Workload, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """q as the peers take it, (total_q, H, D), and its int32 offsets (B + 1)."""
+    import torch
+
+    if inputs.q_offsets is not None:
+        return inputs.q, inputs.q_offsets
+    q = inputs.q.detach().repeat(workload.batch, 1, 1).requires_grad_(True)
+    step = workload.max_q_len
+    return q, torch.arange(workload.batch + 1, dtype=torch.int32, device=q.device) * step
+
+
+def _prepare(contestant: Contestant, inputs: Inputs, direction: str) -> Turn:
+    """Bind what is timed, and run it until it is compiled and warm; what it raises is kept, not passed on."""
+    import torch
+
+    try:
+        run = contestant.forward
+        if direction == "backward":
+            out = contestant.forward()
+            grad = inputs.grad_out.reshape(out.shape)
+
+            def run() -> Any:  # type: ignore[misc]
+                return torch.autograd.grad(out, contestant.leaves, grad, retain_graph=True)
+
+        for _ in range(WARMUP_RUNS):
+            run()
+        torch.cuda.synchronize()
+    except Exception as error:  # a peer may raise anything; the others still run
+        return Turn(contestant, contestant.forward, error=one_line(error))
+    return Turn(contestant, run)
+
+
+def _take_turns(turns: Sequence[Turn]) -> None:
+    """Fill each turn's samples; Ctrl-C leaves those so far. Who raises has an error and runs no more."""
+    import torch
+
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    first = [_sample(turn, flush) for turn in turns]
+    for turn in turns:
+        turn.samples.clear()  # the first round only says how many fit the time
+    for order in rotations(len(turns), round_count(sum(first))):
+        for place in order:
+            _sample(turns[place], flush)
+
+
+def _sample(turn: Turn, flush: torch.Tensor) -> float:
+    """Time one run (ms) and keep it; 0 for a turn that has failed."""
+    if not turn.error:
+        try:
+            turn.samples.append(_time(turn.run, flush))
+            return turn.samples[-1]
+        except Exception as error:
+            turn.error = one_line(error)
+    return 0.0
+
+
+def _time(run: Callable[[], Any], flush: torch.Tensor) -> float:
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    flush.zero_()
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _row(turn: Turn, workload: Workload, direction: str) -> Row:
+    who = (workload.name, direction, turn.contestant.implementation, turn.contestant.schedule)
+    if turn.error or not turn.samples:
+        return Row(*who, error=turn.error or "interrupted before its first round")
+    median, iqr, tflops = summarise(turn.samples, workload.flop(direction))
+    return Row(*who, median, iqr, tflops, len(turn.samples))

@@ -1,0 +1,85 @@
+"""What several commands take: argument types, and checks that answer in one line before any work is done."""
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiling.errors import UserError
+
+if TYPE_CHECKING:
+    from jfa.workloads import Workload
+    from profiling.recording import Recording
+
+# In the order in which they are shown; jfa.schedule has the same names and needs torch to say so.
+SCHEDULES = ("grid", "static", "balanced", "dynamic", "balanced-dynamic")
+DIRECTIONS = ("forward", "backward")
+LEVELS = ("cta", "tile")
+IMPLEMENTATIONS = ("auto", "triton")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+RecordingFile = Annotated[Path, typer.Argument(metavar="FILE", help="A recording, as `record` writes it.")]
+RecordingFiles = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recordings, as `record` writes them.")]
+
+
+def choice(value: str, known: Sequence[str], what: str) -> str:
+    """``value`` if it is one of ``known``. UserError: the nearest names, or all."""
+    if value in known:
+        return value
+    near = difflib.get_close_matches(value, known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    raise UserError(f"{what}: there is none named {value!r}; {hint}")
+
+
+def workload(name: str) -> "Workload":
+    """The named workload. UserError: the nearest names, or all."""
+    from jfa import workloads
+
+    try:
+        return workloads.get(name)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def read_all(paths: Sequence[Path]) -> list["Recording"]:
+    """Every recording, or the error of the first that cannot be read."""
+    from profiling.recording import Recording
+
+    return [Recording.read(path) for path in paths]
+
+
+def output_file(path: Path, suffixes: Sequence[str]) -> Path:
+    """``path`` if a file of that kind can be written there. UserError: suffix, folder missing, no permission."""
+    if not path.name.endswith(tuple(suffixes)):
+        raise UserError(f"-o {path}: expected a name that ends in {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise UserError(f"-o {path}: is a folder; give the name of a file in it, such as {path / ('out' + suffixes[0])}")
+    _writable_folder(path.parent, path)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UserError(f"-o {path}: exists and may not be overwritten; change its mode, or give another name")
+    return path
+
+
+def output_folder(path: Path, option: str = "-o") -> Path:
+    """``path`` as a folder that can be written into; made if its parent is there. UserError otherwise."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{option} {path}: is a file; expected a folder, or a name for a new one")
+    if path.is_dir():
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UserError(f"{option} {path}: no permission to write into it; give another folder")
+        return path
+    _writable_folder(path.parent, path, option)
+    path.mkdir()
+    return path
+
+
+def _writable_folder(folder: Path, path: Path, option: str = "-o") -> None:
+    if not folder.exists():
+        raise UserError(f"{option} {path}: there is no folder {folder}; make it first: mkdir -p {folder}")
+    if not folder.is_dir():
+        raise UserError(f"{option} {path}: {folder} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{option} {path}: no permission to write into {folder}; give another folder")

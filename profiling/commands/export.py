@@ -1,0 +1,30 @@
+"""``export``: a recording as a trace for another viewer."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiling.commands import arguments, printing
+
+Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FILE", help="A .json file, or .json.gz to have it compressed.")
+]
+
+
+def export(file: arguments.RecordingFile, output: Output) -> None:
+    """Write a recording as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+    \b
+    Examples:
+      python -m profiling export static.parquet -o static.json.gz
+      python -m profiling export static.parquet -o static.json
+    """
+    from profiling.export import write_trace
+    from profiling.recording import Recording
+
+    arguments.output_file(output, [".json", ".json.gz"])
+    recording = Recording.read(file)
+    write_trace(recording, output)
+    printing.line(f"{recording.title()} ({recording.grade}): trace in {output}")
+    printing.warnings(recording.warnings())

@@ -1,0 +1,46 @@
+"""``heatmap``: SM x time, how much of each moment the SM worked."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiling.commands import arguments, printing
+from profiling.recording import Recording
+
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="An .html file; it opens offline.")]
+
+
+def heatmap(
+    file: arguments.RecordingFile,
+    output: Output,
+    bins: Annotated[int, typer.Option(min=10, max=4000, help="How many bins the makespan is cut into.")] = 400,
+    launch: Annotated[int, typer.Option(min=0, help="Which launch, by its number.")] = 0,
+) -> None:
+    """Draw which SMs worked when: one row an SM, from the launch's first start to its last end.
+
+    \b
+    Examples:
+      python -m profiling heatmap static.parquet -o static.html
+      python -m profiling heatmap static.parquet --bins 1000 -o static.html
+    """
+    arguments.output_file(output, [".html"])
+    recording = Recording.read(file)
+    write_heatmaps([recording], output, bins=bins, launch=launch)
+    printing.line(f"{recording.title()} ({recording.grade}): heatmap in {output}")
+    printing.warnings(recording.warnings())
+
+
+def write_heatmaps(recordings: Sequence[Recording], output: Path, *, bins: int = 400, launch: int = 0) -> None:
+    """One heatmap, or several above one another on one time axis, in an HTML file that needs no network."""
+    from profiling import figures
+    from profiling.sm_time import occupancy
+
+    found = [occupancy(recording, bins=bins, launch=launch) for recording in recordings]
+    notes = list(dict.fromkeys(line for recording in recordings for line in recording.warnings()))
+    if len(found) == 1:
+        figure = figures.occupancy_heatmap(found[0], notes=notes)
+    else:
+        figure = figures.occupancy_comparison(found, notes=notes)
+    figure.write_html(output, include_plotlyjs=True)

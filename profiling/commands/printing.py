@@ -1,0 +1,93 @@
+"""How results look on a terminal: tables with a grade under them, warnings beside them, or one JSON document."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from profiling.text import plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PIPED_WIDTH = 200
+
+
+class Column(NamedTuple):
+    """A column of a printed table: the row's key, the heading, and how a value reads."""
+
+    key: str
+    heading: str
+    show: Callable[[Any], str] = str
+    right: bool = True
+
+
+def console(stderr: bool = False) -> Console:
+    """A terminal as it is; into a pipe or file, wide enough not to fold a table. COLUMNS overrules both."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], *, title: str, grade: str) -> None:
+    """Print rows; ``grade`` says under the table how its numbers were obtained. Strangers' words print as they are."""
+    grid = Table(title=Text(plain(title)), caption=Text(plain(grade, 400)), title_justify="left", caption_justify="left")
+    for column in columns:
+        grid.add_column(Text(column.heading), justify="right" if column.right else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(plain(column.show(row[column.key]), 400)) for column in columns))
+    console().print(grid)
+
+
+def line(words: str = "") -> None:
+    """One line of plain text on stdout."""
+    console().print(Text(words), soft_wrap=True)
+
+
+def warnings(lines: Iterable[str], of: str = "") -> None:
+    """Beside the numbers that they touch, on stdout: a redirected table keeps its warnings."""
+    for words in lines:
+        prefix = f"warning: {of}: " if of else "warning: "
+        console().print(Text(prefix + plain(words, 400), style="yellow"), soft_wrap=True)
+
+
+def document(value: Any) -> None:
+    """One JSON document on stdout; what is not a finite number is null."""
+    print(json.dumps(_jsonable(value), indent=2, ensure_ascii=False))
+
+
+def records(frame: "pd.DataFrame") -> list[dict[str, Any]]:
+    """A DataFrame's rows as JSON objects."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def progress() -> Progress:
+    """A progress bar on stderr that goes away when it is done."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console(stderr=True),
+        transient=True,
+    )
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
+        return _jsonable(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -1,0 +1,101 @@
+"""``show``: one recording, in words and tables."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from profiling.commands import arguments, printing, views
+from profiling.commands.printing import Column
+from profiling.recording import Recording
+from profiling.text import count, duration, percent
+
+TAIL_COLUMNS = [
+    Column("batch", "sequence", "{:,}".format),
+    Column("kv_len", "KV length", lambda value: "–" if value < 0 else f"{value:,}"),
+    Column("q_len", "Q length", lambda value: "–" if value < 0 else f"{value:,}"),
+    Column("tiles", "late tiles", "{:,}".format),
+    Column("late_ns", "late time", duration),
+    Column("late_share", "of all late time", percent),
+    Column("tail_ns", "latest end", lambda value: f"+{duration(value)}"),
+]
+
+
+def show(file: arguments.RecordingFile, json: arguments.Json = False) -> None:
+    """Say what a recording holds, where the SMs' time went, and what caused the tail.
+
+    SMs x makespan = work + ramp (before an SM's first work) + fetch (between tiles) + tail (no work left) + unused.
+    Headroom is the makespan against perfectly spread work.
+
+    \b
+    Examples:
+      python -m profiling show static.parquet
+      python -m profiling show static.parquet --json
+    """
+    from profiling.compare import median_launch, split
+    from profiling.sm_time import summary
+
+    recording = Recording.read(file)
+    launches = summary(recording)
+    launch = int(median_launch(launches)["launch"])
+    tail, sentence = views.tail(recording, launch)
+    if json:
+        metadata = {key: value for key, value in recording.metadata.items() if key != "workload"}
+        workload = {k: v for k, v in recording.get("workload", {}).items() if k not in ("q_lens", "kv_lens")}
+        printing.document(
+            {
+                "title": recording.title(),
+                "grade": recording.grade,
+                "coverage": recording.coverage(),
+                "warnings": recording.warnings(),
+                "basis": launches.attrs["basis"],
+                "launches": printing.records(launches),
+                "tail_launch": launch,
+                "tail": tail,
+                "metadata": {**metadata, "workload": workload},
+            }
+        )
+        return
+    printing.line(recording.title())
+    for name, value in _facts(recording):
+        printing.line(f"  {name:<12} {value}")
+    rows = _launch_rows(split(recording), printing.records(launches))
+    columns = views.split_columns([Column("launch", "launch")], compared=False)
+    printing.table(rows, columns, title="Where the SMs' time went", grade=views.grade_words([recording]))
+    if launches.attrs["basis"] == "cta":
+        printing.line(f"note: {views.BASIS_NOTE}")
+    printing.warnings(recording.warnings())
+    printing.line(f"tail of launch {launch}: {sentence}")
+    if tail.get("sequences"):
+        grade = f"times: {recording.grade}; past the moment when perfectly spread work would have ended: derived"
+        printing.table(tail["sequences"], TAIL_COLUMNS, title="What caused the tail", grade=grade)
+
+
+def _launch_rows(plain: dict[str, Any], launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row a launch; the plain kernel's time and TFLOP/s belong to the recording and are repeated."""
+    return views.split_rows([{**plain, **launch} for launch in launches])
+
+
+def _facts(recording: Recording) -> Iterator[tuple[str, str]]:
+    resolution = recording.get("gpu.timer_resolution_ns")
+    timer = f", timer steps of {resolution} ns" if resolution else ""
+    yield "grade", f"{recording.grade} on {recording.gpu_name}, {recording.sm_count} SMs{timer}"
+    ctas = recording.get("kernel.num_ctas")
+    by = f" by {count(ctas, 'CTA')}" if isinstance(ctas, int) else ""
+    spans = count(len(recording.events), "span")
+    yield "recorded", f"{spans}{by} at level {recording.level}, {count(recording.launches, 'launch', 'launches')}"
+    coverage = recording.coverage()
+    yield "coverage", "unknown" if math.isnan(coverage) else f"{coverage:.2%} of the events"
+    lengths = recording.get("workload.kv_lens")
+    if isinstance(lengths, list) and lengths and all(isinstance(length, int) for length in lengths):
+        empty = sum(length == 0 for length in lengths)
+        yield "lengths", f"{count(len(lengths), 'sequence')}, KV {min(lengths):,} to {max(lengths):,}, {empty:,} empty"
+    plain, recorded = recording.get("durations.plain_ns"), recording.get("durations.recorded_ns")
+    if plain and recorded:
+        cost = (recorded / plain - 1) * 100
+        yield "recording", f"{duration(recorded)} recorded, {duration(plain)} plain: {cost:+.1f} % ({recording.grade})"
+    versions = recording.get("versions", {})
+    known = [f"{name} {version}" for name, version in versions.items() if version] if isinstance(versions, dict) else []
+    if known:
+        yield "versions", ", ".join(known)
+    if command := recording.get("command"):
+        yield "made by", str(command)

@@ -1,0 +1,75 @@
+"""What `show`, `compare` and `demo` print alike: the SM-time split of recordings, and what caused their tails."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from profiling.commands.printing import Column
+from profiling.errors import RecordingError
+from profiling.recording import Recording
+from profiling.text import count, duration, percent, significant
+
+BASIS_NOTE = "work is whole CTAs here (level cta): what they spend between tiles hides in it"
+
+
+def with_spread(row: dict[str, Any]) -> str:
+    """A row's plain kernel time with its interquartile range."""
+    if math.isnan(row["kernel_ns"]):
+        return "–"
+    spread = "" if math.isnan(row["kernel_iqr_ns"]) else f" ± {duration(row['kernel_iqr_ns'], 2)}"
+    return duration(row["kernel_ns"]) + spread
+
+
+def speedup(value: float) -> str:
+    """A ratio of times: "same" within the spread, – where the two may not be compared."""
+    if math.isnan(value):
+        return "–"
+    return "same" if value == 1.0 else f"{value:.2f}×"
+
+
+def split_columns(first: Sequence[Column], *, compared: bool) -> list[Column]:
+    """The columns of a split (rows of `profiling.compare.split`, through `split_rows`), after those of ``first``."""
+    parts = [Column(f"{part}_share", part, percent) for part in ("work", "ramp", "fetch", "tail", "unused")]
+    last = [Column("speedup", "speedup", speedup)] if compared else []
+    return [
+        *first,
+        Column("kernel", "kernel time"),
+        Column("tflops", "TFLOP/s", lambda value: "–" if math.isnan(value) else significant(value)),
+        Column("makespan_ns", "makespan", duration),
+        *parts,
+        Column("headroom", "headroom", lambda value: "–" if math.isnan(value) else f"{value:.2f}×"),
+        *last,
+    ]
+
+
+def split_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of `profiling.compare.split`, with what is printed of two columns together."""
+    return [{**row, "kernel": with_spread(row)} for row in rows]
+
+
+def grade_words(recordings: Sequence[Recording]) -> str:
+    """How the numbers of a split were obtained."""
+    grades = " and ".join(dict.fromkeys(recording.grade for recording in recordings))
+    gpus = ", ".join(dict.fromkeys(recording.gpu_name for recording in recordings))
+    return f"times: {grades} on {gpus}; shares, headroom, TFLOP/s and speedup: derived from them"
+
+
+def tail(recording: Recording, launch: int) -> tuple[dict[str, Any], str]:
+    """What caused a launch's tail, as JSON and as one sentence; a recording that cannot tell says why."""
+    from profiling.sm_time import tail_sequences
+
+    try:
+        sequences = tail_sequences(recording, launch, count=None)
+    except RecordingError as error:
+        return {"refused": str(error)}, f"not known: {error}"
+    fair, tiles = float(sequences.attrs["fair_ns"]), int(sequences.attrs["late_tiles"])
+    found = {"fair_ns": fair, "late_tiles": tiles, "sequences": sequences.head(10).to_dict("records")}
+    if not tiles:
+        return found, f"none: all work had ended by {duration(fair)}, as if perfectly spread"
+    worst = sequences.iloc[0]
+    length = f" (KV length {int(worst['kv_len']):,})" if worst["kv_len"] >= 0 else ""
+    return found, (
+        f"{count(tiles, 'tile')} of {count(len(sequences), 'sequence')} ran past {duration(fair)}, when perfectly spread "
+        f"work would have ended; most of it ({percent(float(worst['late_share']))}) sequence {int(worst['batch'])}"
+        f"{length}, until {duration(fair + float(worst['tail_ns']))}"
+    )

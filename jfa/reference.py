@@ -39,7 +39,6 @@ def attention(
     scale = q.shape[2] ** -0.5 if scale is None else scale
     kv_lens = _lengths(kv_offsets)
     keys, values = (_split(tensor.to(compute), kv_lens) for tensor in (k, v))
-    queries: list[torch.Tensor] | tuple[torch.Tensor, ...]
     if q_offsets is None:
         # Expanded before it is taken apart, so that autograd sums the batch's gradients in one reduction.
         queries = q.to(compute).expand(len(kv_lens), *q.shape).unbind(0)
@@ -47,7 +46,7 @@ def attention(
         queries = _split(q.to(compute), _lengths(q_offsets))
     results = [
         _one_sequence(*sequence, scale, window_left, window_right)
-        for sequence in zip(queries, keys, values, strict=False)
+        for sequence in zip(queries, keys, values, strict=True)
     ]
     outs = [out.to(out_dtype) for out, _ in results]
     lses = [lse.to(lse_dtype) for _, lse in results]
@@ -98,5 +97,5 @@ def _lengths(offsets: torch.Tensor) -> list[int]:
 
 
 def _split(tensor: torch.Tensor, lengths: list[int]) -> tuple[torch.Tensor, ...]:
-    """The sequences' rows, and last the rows that belong to none; one split, so that backward is one concatenation."""
-    return tensor.split([*lengths, tensor.shape[0] - sum(lengths)])
+    """Each sequence's rows, without those that belong to none; one split, so that backward is one concatenation."""
+    return tensor.split([*lengths, tensor.shape[0] - sum(lengths)])[:-1]

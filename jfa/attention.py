@@ -1,0 +1,405 @@
+"""The public op: attention over jagged sequences, differentiable and compilable.
+
+The kernels sit behind two custom operators, ``jfa::forward`` and ``jfa::backward``; :func:`jagged_attention` checks its
+arguments, calls the first, and autograd calls the second.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from jfa import schedule as schedules
+from jfa.config import backward_config, forward_config
+from jfa.schedule import Items, Lengths, TileTable
+from jfa.validation import Problem, check_kernel_limits, check_values, validate
+
+if TYPE_CHECKING:
+    from jfa.impl.triton.launch import Run
+
+_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def jagged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_offsets: Tensor,
+    q_offsets: Tensor | None = None,
+    *,
+    max_q_len: int | None = None,
+    max_kv_len: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    impl: str = "auto",
+    schedule: str | TileTable = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale · Q Kᵀ) V for every sequence of a jagged batch.
+
+    Args:
+        q: (total_q, H, D) with ``q_offsets``; or (L_q, H, D) without, and then every sequence is attended by this one
+            q, which is never expanded; its gradient is summed over the batch. bfloat16, float16 or float32.
+        k, v: (total_kv, H_kv, D); H is a multiple of H_kv, and query head h uses head h // (H / H_kv).
+        kv_offsets, q_offsets: int32 or int64 (B + 1), the running sums of the lengths, on q's device. Tokens behind
+            the last offset belong to no sequence: zeros in the output and the gradients.
+        max_q_len, max_kv_len: upper bounds of the lengths as Python ints; they tighten launches. They are checked
+            where reading the offsets costs nothing (on the CPU) or where JFA_CHECK=1; too small, they leave tokens out.
+        scale: of the scores; 1 / sqrt(D) by default.
+        causal, window: what a query sees, with the ends of the two sequences aligned: row i sees keys
+            i + L_kv − L_q − left … i + L_kv − L_q + right of ``window`` = (left, right), −1 being unbounded; causal
+            is right = 0.
+        return_lse: also return the log of the softmax's denominator, float32 (H, rows of the output), −inf where a
+            row sees nothing. It is differentiable.
+        deterministic: bitwise repeatable gradients; the reference's are, the Triton kernels' dQ is not.
+        impl: "triton", "reference" (eager, any dtype up to float64, on any device) or "auto": triton on CUDA devices
+            and in Triton's interpreter, the reference elsewhere.
+        schedule: how tiles meet SMs: "grid", "static", "balanced", "dynamic", "balanced-dynamic", "auto" (the last),
+            or a table made by :func:`plan`, which saves building one in every call.
+
+    Returns:
+        (total_q, H, D), or (B, L_q, H, D) for broadcast q, in q's dtype; with ``return_lse`` a pair.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule; the message names it.
+    """
+    problem = validate(
+        q, k, v, kv_offsets, q_offsets, max_q_len, max_kv_len, scale, causal, window, deterministic, impl, schedule
+    )
+    if _resolve(impl, q) == "reference":
+        out, lse = _reference(q, k, v, kv_offsets, q_offsets, problem)
+        return (out, lse) if return_lse else out
+    check_kernel_limits(q.dtype, problem.head_dim)
+    if deterministic:
+        raise ValueError(
+            "deterministic=True: the Triton kernels add dQ up in the order in which tiles end; pass deterministic=False, "
+            "or impl='reference'"
+        )
+    if not q.is_cuda and not _INTERPRETED:
+        raise ValueError(
+            f"impl='triton' needs CUDA tensors, q is on {q.device}: move the inputs, set TRITON_INTERPRET=1 before "
+            "importing triton, or pass impl='reference'"
+        )
+    table = schedule if isinstance(schedule, TileTable) else None
+    if table is not None:
+        _check_table(table, problem)
+    out, lse = torch.ops.jfa.forward(
+        q,
+        k,
+        v,
+        kv_offsets,
+        q_offsets,
+        table.forward.pairs if table else None,
+        table.forward.counts if table else None,
+        table.backward.pairs if table else None,
+        table.backward.counts if table else None,
+        [table.block_q, table.block_kv] if table else [0, 0],
+        table.schedule if table else _schedule_name(schedule),
+        problem.max_q_len,
+        problem.max_kv_len,
+        problem.scale,
+        problem.window_left,
+        problem.window_right,
+    )
+    if problem.broadcast_q:
+        out = out.view(problem.batch, problem.q_len, problem.heads, problem.head_dim)
+    return (out, lse) if return_lse else out
+
+
+def plan(
+    kv_offsets: Tensor,
+    q_offsets: Tensor | None = None,
+    *,
+    q: Tensor,
+    k: Tensor,
+    max_q_len: int | None = None,
+    max_kv_len: int | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    schedule: str = "auto",
+) -> TileTable:
+    """The tile tables of a batch, for the ``schedule`` argument of every call on the same lengths.
+
+    ``q`` and ``k`` only lend their shapes, dtype and device. Nothing is read back from the device. The table serves
+    any tensors of that head dimension, dtype and number of rows, with the same ``causal`` and ``window``.
+    """
+    if not isinstance(schedule, str):
+        raise TypeError(f"schedule must be the name of one to plan: got {type(schedule).__name__}")
+    problem = validate(
+        q, k, k, kv_offsets, q_offsets, max_q_len, max_kv_len, None, causal, window, False, "triton", schedule
+    )
+    if not q.is_cuda or os.environ.get("JFA_CHECK") == "1":
+        check_values(kv_offsets, q_offsets, problem)
+    name = _schedule_name(schedule)
+    block_q, block_kv = _blocks(q)
+    return TileTable(
+        schedule=name,
+        forward=forward_items(kv_offsets, q_offsets, problem, block_q, name),
+        backward=backward_items(kv_offsets, q_offsets, problem, block_kv, name),
+        block_q=block_q,
+        block_kv=block_kv,
+        batch=problem.batch,
+        rows=(q.shape[0], k.shape[0]),
+        window=(problem.window_left, problem.window_right),
+    )
+
+
+def forward_items(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem, block: int, schedule: str) -> Items:
+    """The forward's table: blocks of queries, by the keys that they see."""
+    rows, columns = _lengths(kv_offsets, q_offsets, problem)
+    return schedules.build_items(
+        rows,
+        columns,
+        problem.batch,
+        block,
+        before=problem.window_left,
+        after=problem.window_right,
+        by_cost=schedules.is_sorted(schedule),
+        device=kv_offsets.device,
+    )
+
+
+def backward_items(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem, block: int, schedule: str) -> Items:
+    """The backward's table: blocks of keys, by the queries that see them; the window's sides change places."""
+    columns, rows = _lengths(kv_offsets, q_offsets, problem)
+    return schedules.build_items(
+        rows,
+        columns,
+        problem.batch,
+        block,
+        before=problem.window_right,
+        after=problem.window_left,
+        by_cost=schedules.is_sorted(schedule),
+        device=kv_offsets.device,
+    )
+
+
+def _lengths(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem) -> tuple[Lengths, Lengths]:
+    """The two sides: queries, keys."""
+    queries = Lengths(q_offsets, problem.q_len, problem.total_q, problem.max_q_len)
+    return queries, Lengths(kv_offsets, 0, problem.total_kv, problem.max_kv_len)
+
+
+def _resolve(impl: str, q: Tensor) -> str:
+    if impl != "auto":
+        return impl
+    return "triton" if q.is_cuda or _INTERPRETED else "reference"
+
+
+def _schedule_name(schedule: Any) -> str:
+    return schedules.AUTO_SCHEDULE if schedule == "auto" else schedule
+
+
+def _reference(
+    q: Tensor, k: Tensor, v: Tensor, kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem
+) -> tuple[Tensor, Tensor]:
+    from jfa import reference
+
+    check_values(kv_offsets, q_offsets, problem)
+    return reference.attention(
+        q,
+        k,
+        v,
+        kv_offsets,
+        q_offsets,
+        scale=problem.scale,
+        window_left=problem.window_left,
+        window_right=problem.window_right,
+    )
+
+
+def _check_table(table: TileTable, problem: Problem) -> None:
+    rows = problem.q_len if problem.broadcast_q else problem.total_q
+    for what, planned, given in (
+        ("sequences", table.batch, problem.batch),
+        ("rows of q and k", table.rows, (rows, problem.total_kv)),
+        ("window", table.window, (problem.window_left, problem.window_right)),
+    ):
+        if planned != given:
+            raise ValueError(
+                f"schedule: the table was planned for {what} {planned}, this call has {given}; make one with "
+                "jfa.plan(...) from this call's offsets, shapes, causal and window"
+            )
+
+
+def _blocks(q: Tensor) -> tuple[int, int]:
+    """Rows of the forward's and of the backward's tiles."""
+    from jfa.impl.triton import launch
+
+    capability = launch.capability(q.device)
+    forward = forward_config(capability, q.shape[2], q.element_size())
+    backward = backward_config(capability, q.shape[2], q.element_size())
+    return forward.block_q, backward.block_kv
+
+
+def _check_blocks(planned: list[int], q: Tensor) -> None:
+    if planned[0] and tuple(planned) != _blocks(q):
+        raise ValueError(
+            f"schedule: the table was planned for blocks of {planned[0]} queries and {planned[1]} keys, this call uses "
+            f"{_blocks(q)}; make it with a q of this call's dtype, head dimension and device"
+        )
+
+
+def _problem(
+    q: Tensor,
+    k: Tensor,
+    kv_offsets: Tensor,
+    q_offsets: Tensor | None,
+    max_q_len: int,
+    max_kv_len: int,
+    scale: float,
+    window_left: int,
+    window_right: int,
+) -> Problem:
+    batch = kv_offsets.shape[0] - 1
+    return Problem(
+        broadcast_q=q_offsets is None,
+        batch=batch,
+        heads=q.shape[1],
+        heads_kv=k.shape[1],
+        head_dim=q.shape[2],
+        total_q=q.shape[0] if q_offsets is not None else batch * q.shape[0],
+        q_len=0 if q_offsets is not None else q.shape[0],
+        total_kv=k.shape[0],
+        max_q_len=max_q_len,
+        max_kv_len=max_kv_len,
+        scale=scale,
+        window_left=window_left,
+        window_right=window_right,
+    )
+
+
+def _positive_scale(q: Tensor, problem: Problem) -> tuple[Tensor, Problem]:
+    """The same problem with a scale ≥ 0, which the kernels' running maximum relies on: the sign goes into q."""
+    from dataclasses import replace
+
+    return (q, problem) if problem.scale >= 0 else (-q, replace(problem, scale=-problem.scale))
+
+
+@torch.library.custom_op("jfa::forward", mutates_args=())
+def _forward_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_offsets: Tensor,
+    q_offsets: Tensor | None,
+    pairs: Tensor | None,
+    counts: Tensor | None,
+    backward_pairs: Tensor | None,
+    backward_counts: Tensor | None,
+    planned_blocks: list[int],
+    schedule: str,
+    max_q_len: int,
+    max_kv_len: int,
+    scale: float,
+    window_left: int,
+    window_right: int,
+) -> tuple[Tensor, Tensor]:
+    from jfa.impl.triton import forward, launch
+
+    problem = _problem(q, k, kv_offsets, q_offsets, max_q_len, max_kv_len, scale, window_left, window_right)
+    if not q.is_cuda or os.environ.get("JFA_CHECK") == "1":
+        check_values(kv_offsets, q_offsets, problem)
+    _check_blocks(planned_blocks, q)
+    config = forward_config(launch.capability(q.device), problem.head_dim, q.element_size())
+    if pairs is None or counts is None:
+        items = forward_items(kv_offsets, q_offsets, problem, config.block_q, schedule)
+    else:
+        items = Items(pairs, counts)
+    q, problem = _positive_scale(q, problem)
+    return forward.forward(q, k, v, kv_offsets, q_offsets, problem, config, launch.Run(schedule, items))
+
+
+@_forward_op.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_offsets: Tensor,
+    q_offsets: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, Tensor]:
+    rows = q.shape[0] if q_offsets is not None else (kv_offsets.shape[0] - 1) * q.shape[0]
+    return q.new_empty((rows, q.shape[1], q.shape[2])), q.new_empty((q.shape[1], rows), dtype=torch.float32)
+
+
+@torch.library.custom_op("jfa::backward", mutates_args=())
+def _backward_op(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    kv_offsets: Tensor,
+    q_offsets: Tensor | None,
+    pairs: Tensor | None,
+    counts: Tensor | None,
+    schedule: str,
+    max_q_len: int,
+    max_kv_len: int,
+    scale: float,
+    window_left: int,
+    window_right: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from jfa.impl.triton import backward, launch
+
+    problem = _problem(q, k, kv_offsets, q_offsets, max_q_len, max_kv_len, scale, window_left, window_right)
+    config = backward_config(launch.capability(q.device), problem.head_dim, q.element_size())
+    if pairs is None or counts is None:
+        items = backward_items(kv_offsets, q_offsets, problem, config.block_kv, schedule)
+    else:
+        items = Items(pairs, counts)
+    signed_q, problem = _positive_scale(q, problem)
+    dq, dk, dv = backward.backward(
+        grad_out,
+        grad_lse,
+        signed_q,
+        k,
+        v,
+        out,
+        lse,
+        kv_offsets,
+        q_offsets,
+        problem,
+        config,
+        launch.Run(schedule, items),
+    )
+    return (dq if signed_q is q else -dq), dk, dv
+
+
+@_backward_op.register_fake
+def _(
+    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, kv_offsets, q_offsets, _, _, pairs, counts, _, *rest = inputs
+    ctx.save_for_backward(q, k, v, *output, kv_offsets, q_offsets, pairs, counts)
+    ctx.rest = rest
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, kv_offsets, q_offsets, pairs, counts = ctx.saved_tensors
+    if grad_out is None and grad_lse is None:
+        return (None,) * 16
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    if grad_lse is not None:
+        grad_lse = grad_lse.contiguous()
+    grads = torch.ops.jfa.backward(
+        grad_out, grad_lse, q, k, v, out, lse, kv_offsets, q_offsets, pairs, counts, *ctx.rest
+    )
+    return (*grads, *(None,) * 13)
+
+
+_forward_op.register_autograd(_differentiate, setup_context=_save_for_backward)

@@ -1,0 +1,69 @@
+"""Configurations of the kernels, pinned: every launch of a kind uses the same one, with the reason beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ForwardConfig:
+    """One forward kernel's shape. ``ctas_per_sm`` sets the persistent grid; ``peel`` splits off the masked key blocks."""
+
+    block_q: int
+    block_kv: int
+    num_warps: int
+    num_stages: int
+    ctas_per_sm: int
+    peel: bool = True
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """One backward kernel's shape. ``reduce`` is how dQ is added up: ``tma`` (sm_90 and later) or ``atomic``."""
+
+    block_q: int
+    block_kv: int
+    num_warps: int
+    num_stages: int
+    ctas_per_sm: int
+    reduce: str = "atomic"
+
+
+def config_hash(config: ForwardConfig | BackwardConfig) -> str:
+    """Twelve hex digits that tell two configurations apart."""
+    return hashlib.sha256(json.dumps(describe(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def describe(config: ForwardConfig | BackwardConfig) -> dict[str, Any]:
+    """The configuration as plain JSON."""
+    return {"kind": type(config).__name__, **asdict(config)}
+
+
+INTERPRETED_FORWARD = ForwardConfig(64, 64, 4, 1, 1)
+INTERPRETED_BACKWARD = BackwardConfig(64, 64, 4, 1, 1)
+"""Small blocks: the interpreter runs one operation at a time, and short sequences should still span several blocks."""
+
+
+def forward_config(capability: tuple[int, int] | None, head_dim: int, itemsize: int) -> ForwardConfig:
+    """The forward's configuration for a compute capability (None: the interpreter), head dimension and element size."""
+    if capability is None:
+        return INTERPRETED_FORWARD
+    if itemsize == 4:
+        return ForwardConfig(64, 32, 4, 1, 1)  # float32 is for checks: no tensor cores, small tiles fit everywhere
+    if capability >= (9, 0):
+        return ForwardConfig(128, 128, 8, 2, 1)
+    return ForwardConfig(128, 64, 8 if head_dim > 64 else 4, 2, 1)
+
+
+def backward_config(capability: tuple[int, int] | None, head_dim: int, itemsize: int) -> BackwardConfig:
+    """The backward's configuration, chosen as the forward's."""
+    if capability is None:
+        return INTERPRETED_BACKWARD
+    if itemsize == 4:
+        return BackwardConfig(32, 32, 4, 1, 1)
+    if capability >= (9, 0):
+        return BackwardConfig(64, 128, 8, 2, 1, reduce="tma")
+    return BackwardConfig(64, 64, 8 if head_dim > 64 else 4, 1, 1)

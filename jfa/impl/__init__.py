@@ -1,0 +1,1 @@
+"""Implementations of the op, one package an architecture."""

@@ -1,0 +1,1 @@
+"""Compiler-scheduled kernels: plain Triton, any CUDA GPU that Triton serves, and its interpreter on the CPU."""

@@ -1,0 +1,383 @@
+"""Backward kernels: a tile is one block of keys of one (batch, K/V head); it walks over the queries that see it.
+
+dK and dV stay in registers over the walk; dQ is added up in one float32 buffer, which for broadcast q is summed over
+the batch by the same additions, and rounded once at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jfa import instrument, schedule
+from jfa.config import BackwardConfig
+from jfa.impl.triton import launch, primitives
+from jfa.validation import Problem
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_KIND_TILE = tl.constexpr(1)
+_KIND_ZERO = tl.constexpr(2)
+_CLEAR_ROWS = tl.constexpr(64)
+
+
+@triton.jit
+def jfa_delta(out, grad_out, grad_lse, delta, rows_count, row_stride, heads, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """delta[h, i] = Σ_d out·grad_out − grad_lse, float32 (H, rows): the softmax's row term of dS."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    head = tl.program_id(1)
+    dims = tl.arange(0, DIM)
+    valid = rows < rows_count
+    o = tl.load(out + (rows[:, None] * heads + head) * DIM + dims[None, :], mask=valid[:, None], other=0.0)
+    g = tl.load(grad_out + rows[:, None] * row_stride + head * DIM + dims[None, :], mask=valid[:, None], other=0.0)
+    total = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
+    at = head.to(tl.int64) * rows_count + rows
+    if grad_lse is not None:
+        total -= tl.load(grad_lse + at, mask=valid, other=0.0)
+    tl.store(delta + at, total, mask=valid)
+
+
+@triton.jit
+def jfa_round_dq(total, grad_q, count, scale, BLOCK: tl.constexpr):
+    """grad_q = scale · total, rounded once from float32."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(total + at, mask=at < count) * scale
+    tl.store(grad_q + at, values.to(grad_q.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
+def _add_dq(dq, values, row, column, row_count, REDUCE: tl.constexpr, BLOCK_Q: tl.constexpr, DIM: tl.constexpr):
+    """Add [BLOCK_Q, DIM] to the float32 dQ at ``row``; rows that are not the sequence's hold zeros."""
+    if REDUCE == "tma":
+        dq.atomic_add([row, column], values)
+    else:
+        pointer, row_stride = dq
+        rows = tl.arange(0, BLOCK_Q)
+        pointers = pointer + (rows.to(tl.int64) + row)[:, None] * row_stride + column + tl.arange(0, DIM)[None, :]
+        tl.atomic_add(pointers, values, mask=(rows < row_count)[:, None], sem="relaxed")
+
+
+@triton.jit
+def _walk(
+    dk,
+    dv,
+    k,
+    v,
+    q_desc,
+    do_desc,
+    dq,
+    lse,
+    delta,
+    q_row,
+    o_row,
+    column,
+    low,
+    high,
+    keys,
+    kv_len,
+    q_len,
+    shift,
+    before,
+    after,
+    score_scale,
+    MASK: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    HAS_AFTER: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    DIM: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    REDUCE: tl.constexpr,
+):
+    """dK and dV of one block of keys from queries ``low`` … ``high`` of one head; adds their dQ. Tiles are S^T."""
+    for start in tl.range(low, high, BLOCK_Q, num_stages=STAGES):
+        queries = start + tl.arange(0, BLOCK_Q)
+        q = primitives.load_rows(q_desc, q_row + start, column, q_len - start, MASK, BLOCK_Q, DIM)
+        scores = tl.dot(k, q.T, input_precision=PRECISION)
+        if MASK:
+            row_lse = tl.load(lse + start + tl.arange(0, BLOCK_Q), mask=queries < q_len, other=0.0)
+            row_delta = tl.load(delta + start + tl.arange(0, BLOCK_Q), mask=queries < q_len, other=0.0)
+        else:
+            row_lse = tl.load(lse + start + tl.arange(0, BLOCK_Q))
+            row_delta = tl.load(delta + start + tl.arange(0, BLOCK_Q))
+        p = tl.exp2(scores * score_scale - (row_lse * _LOG2_E)[None, :])
+        if MASK:
+            mask = primitives.visible(
+                keys[:, None], queries[None, :], kv_len, q_len, shift, before, after, HAS_BEFORE, HAS_AFTER
+            )
+            p = tl.where(mask, p, 0.0)
+        do = primitives.load_rows(do_desc, o_row + start, column, q_len - start, MASK, BLOCK_Q, DIM)
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+        dp = tl.dot(v, do.T, input_precision=PRECISION)
+        ds = (p * (dp - row_delta[None, :])).to(q.dtype)
+        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+        values = tl.dot(ds.T, k, input_precision=PRECISION)
+        _add_dq(dq, values, q_row + start, column, q_len - start, REDUCE, BLOCK_Q, DIM)
+    return dk, dv
+
+
+@triton.jit
+def _store_rows(grad, values, row, head, heads, count, rows, DIM: tl.constexpr):
+    """Write [rows, DIM] of one head into the contiguous (total_kv, H_kv, D) ``grad``, the first ``count`` of them."""
+    at = rows.to(tl.int64) + row
+    pointers = grad + (at[:, None] * heads + head) * DIM + tl.arange(0, DIM)[None, :]
+    tl.store(pointers, values.to(grad.dtype.element_ty), mask=(rows < count)[:, None])
+
+
+@triton.jit
+def _clear_rows(dk, dv, row, count, heads, DIM: tl.constexpr, ROWS: tl.constexpr):
+    """Zero gradients for ``count`` rows of every head."""
+    rows = tl.arange(0, ROWS)
+    for step in range(0, count, ROWS):
+        for head in range(heads):
+            zero = tl.zeros((ROWS, DIM), dtype=dk.dtype.element_ty)
+            _store_rows(dk, zero, row + step, head, heads, count - step, rows, DIM)
+            _store_rows(dv, zero, row + step, head, heads, count - step, rows, DIM)
+
+
+@triton.jit
+def _tile(
+    k_desc,
+    v_desc,
+    q_desc,
+    do_desc,
+    dq,
+    dk_out,
+    dv_out,
+    lse,
+    delta,
+    q_row,
+    o_row,
+    kv_start,
+    first,
+    kv_len,
+    q_len,
+    total_q,
+    head,
+    heads_kv,
+    group,
+    before,
+    after,
+    score_scale,
+    scale,
+    TAIL: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    HAS_AFTER: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    DIM: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    REDUCE: tl.constexpr,
+):
+    """One tile. ``TAIL``: its last keys lie behind the sequence's end, so every step is masked."""
+    rows = tl.arange(0, BLOCK_KV)
+    keys = first + rows
+    shift = q_len - kv_len
+    k = primitives.load_rows(k_desc, kv_start + first, head * DIM, kv_len - first, TAIL, BLOCK_KV, DIM)
+    v = primitives.load_rows(v_desc, kv_start + first, head * DIM, kv_len - first, TAIL, BLOCK_KV, DIM)
+    last = tl.minimum(first + BLOCK_KV, kv_len) - 1
+    low, full_low, full_high, high = primitives.columns_met(
+        first, last, shift, q_len, before, after, HAS_BEFORE, HAS_AFTER, BLOCK_Q
+    )
+    if TAIL:
+        full_low = low
+        full_high = low
+    dk = tl.zeros((BLOCK_KV, DIM), dtype=tl.float32)
+    dv = tl.zeros((BLOCK_KV, DIM), dtype=tl.float32)
+    for member in range(group):
+        q_head = head * group + member
+        column = q_head * DIM
+        row_lse = lse + primitives.wide(q_head) * total_q + o_row
+        row_delta = delta + primitives.wide(q_head) * total_q + o_row
+        if HAS_BEFORE and not TAIL:
+            dk, dv = _walk(
+                dk, dv, k, v, q_desc, do_desc, dq, row_lse, row_delta, q_row, o_row, column, low, full_low, keys,
+                kv_len, q_len, shift, before, after, score_scale, True, HAS_BEFORE, HAS_AFTER, BLOCK_Q, DIM, STAGES,
+                PRECISION, REDUCE,
+            )  # fmt: skip
+        if not TAIL:
+            dk, dv = _walk(
+                dk, dv, k, v, q_desc, do_desc, dq, row_lse, row_delta, q_row, o_row, column, full_low, full_high, keys,
+                kv_len, q_len, shift, before, after, score_scale, False, HAS_BEFORE, HAS_AFTER, BLOCK_Q, DIM, STAGES,
+                PRECISION, REDUCE,
+            )  # fmt: skip
+        dk, dv = _walk(
+            dk, dv, k, v, q_desc, do_desc, dq, row_lse, row_delta, q_row, o_row, column, full_high, high, keys,
+            kv_len, q_len, shift, before, after, score_scale, True, HAS_BEFORE, HAS_AFTER, BLOCK_Q, DIM, STAGES,
+            PRECISION, REDUCE,
+        )  # fmt: skip
+    _store_rows(dk_out, dk * scale, kv_start + first, head, heads_kv, kv_len - first, rows, DIM)
+    _store_rows(dv_out, dv, kv_start + first, head, heads_kv, kv_len - first, rows, DIM)
+
+
+@triton.jit(do_not_specialize=["batch_count", "q_uniform", "total_q", "total_kv", "before", "after", "capacity"])
+def jfa_backward(
+    q_desc,
+    k_desc,
+    v_desc,
+    do_desc,
+    dq,
+    dk,
+    dv,
+    lse,
+    delta,
+    q_offsets,
+    kv_offsets,
+    pairs,
+    counts,
+    counter,
+    batch_count,
+    heads_kv,
+    group,
+    q_uniform,
+    total_q,
+    total_kv,
+    before,
+    after,
+    score_scale,
+    scale,
+    recorder,
+    capacity,
+    BROADCAST_Q: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    HAS_AFTER: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    DIM: tl.constexpr,
+    STAGES: tl.constexpr,
+    DEAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    REDUCE: tl.constexpr,
+    LEVEL: tl.constexpr,
+):
+    """Persistent over the table of key blocks; ``before`` and ``after`` are the window as keys see queries.
+
+    dq: float32 sum of dQ / scale, a descriptor (``REDUCE`` = tma) or (pointer, row stride); dk, dv: contiguous
+    (total_kv, H_kv, D), written for every row; lse, delta: float32 (H, total_q).
+    """
+    own = tl.program_id(0)
+    lane = instrument.open_lane(recorder, own, capacity, LEVEL)
+    noted = 0
+    work = tl.load(counts)
+    tile_count = work * heads_kv
+    tile = own
+    turn = 0
+    while tile < tile_count:
+        began = instrument.begin_span(LEVEL, 2)
+        item = tile // heads_kv
+        head = tile % heads_kv
+        batch = tl.load(pairs + 2 * item)
+        first = tl.load(pairs + 2 * item + 1) * BLOCK_KV
+        q_start, q_len = primitives.sequence(q_offsets, batch, BROADCAST_Q, q_uniform)
+        kv_start, kv_len = primitives.sequence(kv_offsets, batch, False, 0)
+        o_row = q_start
+        if BROADCAST_Q:
+            o_row = batch * q_uniform
+        if first + BLOCK_KV <= kv_len:
+            _tile(
+                k_desc, v_desc, q_desc, do_desc, dq, dk, dv, lse, delta, q_start, o_row, kv_start, first, kv_len, q_len,
+                total_q, head, heads_kv, group, before, after, score_scale, scale, False, HAS_BEFORE, HAS_AFTER,
+                BLOCK_Q, BLOCK_KV, DIM, STAGES, PRECISION, REDUCE,
+            )  # fmt: skip
+        else:
+            _tile(
+                k_desc, v_desc, q_desc, do_desc, dq, dk, dv, lse, delta, q_start, o_row, kv_start, first, kv_len, q_len,
+                total_q, head, heads_kv, group, before, after, score_scale, scale, True, HAS_BEFORE, HAS_AFTER,
+                BLOCK_Q, BLOCK_KV, DIM, STAGES, PRECISION, REDUCE,
+            )  # fmt: skip
+        noted = instrument.end_span(lane, noted, capacity, began, tile, _KIND_TILE, -1, LEVEL, 2)
+        turn += 1
+        tile = primitives.next_tile(tile, turn, counter, tile_count, DEAL)
+
+    began = instrument.begin_span(LEVEL, 2)
+    cleared = 0
+    for item in range(work + own, tl.load(counts + 1), tl.num_programs(0)):
+        kv_start, kv_len = primitives.sequence(kv_offsets, tl.load(pairs + 2 * item), False, 0)
+        first = tl.load(pairs + 2 * item + 1) * BLOCK_KV
+        _clear_rows(dk, dv, kv_start + first, tl.minimum(kv_len - first, BLOCK_KV), heads_kv, DIM, _CLEAR_ROWS)
+        cleared += 1
+    end = tl.load(kv_offsets + batch_count).to(tl.int32)
+    for row in range(end + own * _CLEAR_ROWS, total_kv, tl.num_programs(0) * _CLEAR_ROWS):
+        _clear_rows(dk, dv, row, tl.minimum(total_kv - row, _CLEAR_ROWS), heads_kv, DIM, _CLEAR_ROWS)
+        cleared += 1
+    if cleared > 0:
+        noted = instrument.end_span(lane, noted, capacity, began, -1, _KIND_ZERO, -1, LEVEL, 2)
+    instrument.close_lane(lane, noted, LEVEL)
+
+
+def backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    kv_offsets: Tensor,
+    q_offsets: Tensor | None,
+    problem: Problem,
+    config: BackwardConfig,
+    run: launch.Run,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv in the shapes and dtype of q, k and v. grad_out and out: (total_q, H, D); lse: (H, total_q)."""
+    heads, heads_kv, dim = problem.heads, problem.heads_kv, problem.head_dim
+    dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
+    dq_sum = torch.zeros((q.shape[0], heads, dim), dtype=torch.float32, device=q.device)
+    if problem.total_q == 0 or problem.total_kv == 0:
+        return torch.zeros(q.shape, dtype=q.dtype, device=q.device), dk.zero_(), dv.zero_()
+    grad_out = launch.as_rows(grad_out)
+    delta = torch.empty_like(lse)
+    rows = 128
+    jfa_delta[(triton.cdiv(problem.total_q, rows), heads)](
+        out, grad_out, grad_lse, delta, problem.total_q, grad_out.stride(0), heads, ROWS=rows, DIM=dim
+    )
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device)
+    grid = launch.grid(run, heads_kv, q.device, config.ctas_per_sm)
+    facts = {"batch": problem.batch, "heads": heads, "head_dim": dim}
+    with instrument.launch_range("jfa_backward", run.schedule, **facts):
+        jfa_backward[(grid,)](
+            launch.descriptor(launch.as_rows(q), config.block_q),
+            launch.descriptor(launch.as_rows(k), config.block_kv),
+            launch.descriptor(launch.as_rows(v), config.block_kv),
+            launch.descriptor(grad_out, config.block_q),
+            launch.descriptor(dq_sum, config.block_q) if config.reduce == "tma" else (dq_sum, heads * dim),
+            dk,
+            dv,
+            lse,
+            delta,
+            q_offsets,
+            kv_offsets,
+            run.items.pairs,
+            run.items.counts,
+            counter,
+            problem.batch,
+            heads_kv,
+            heads // heads_kv,
+            problem.q_len,
+            problem.total_q,
+            problem.total_kv,
+            problem.window_right,
+            problem.window_left,
+            problem.scale * launch.LOG2_E,
+            problem.scale,
+            run.recorder.buffer,
+            run.recorder.capacity,
+            BROADCAST_Q=problem.broadcast_q,
+            HAS_BEFORE=problem.window_right >= 0,
+            HAS_AFTER=problem.window_left >= 0,
+            BLOCK_Q=config.block_q,
+            BLOCK_KV=config.block_kv,
+            DIM=dim,
+            STAGES=config.num_stages,
+            DEAL=schedule.deal(run.schedule),
+            PRECISION=launch.precision(q),
+            REDUCE=config.reduce,
+            LEVEL=run.recorder.number,
+            num_warps=config.num_warps,
+        )
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    block = 4096
+    jfa_round_dq[(triton.cdiv(dq.numel(), block),)](dq_sum, dq, dq.numel(), problem.scale, BLOCK=block)
+    return dq, dk, dv

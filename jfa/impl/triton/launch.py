@@ -1,0 +1,80 @@
+"""What the launches of forward and backward share on the host: descriptors, grids, devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from jfa import schedule as schedules
+from jfa.impl.triton import interpreter
+from jfa.instrument import OFF, Recorder
+from jfa.schedule import Items
+from jfa.toolchain import prefer_packaged_ptxas
+
+prefer_packaged_ptxas()
+
+LOG2_E = 1.4426950408889634
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+if INTERPRETED:
+    interpreter.repair()
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one launch is scheduled and recorded: the schedule's name, its table, and the recorder."""
+
+    schedule: str
+    items: Items
+    recorder: Recorder = OFF
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """The (T, H, D) tensor laid out as TMA wants it: 16-byte aligned rows, the heads of a row side by side.
+
+    What is laid out otherwise (transposed heads, expanded tokens) is copied, once, here; rows may be apart, as in a
+    slice of packed q, k, v. A tensor without rows becomes one row of zeros, which no tile reads.
+    """
+    tokens, heads, dim = tensor.shape
+    if tokens == 0:
+        return tensor.new_zeros((1, heads, dim))
+    side_by_side = tensor.stride(2) == 1 and (heads == 1 or tensor.stride(1) == dim)
+    row = tensor.stride(0)
+    aligned = row * tensor.element_size() % 16 == 0 and tensor.data_ptr() % 16 == 0
+    if side_by_side and aligned and row >= heads * dim:
+        return tensor
+    return torch.empty((tokens, heads, dim), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def descriptor(rows: Tensor, block: int) -> TensorDescriptor:
+    """Descriptor of what :func:`as_rows` returned, as (T, H·D) in blocks [block, D]."""
+    tokens, heads, dim = rows.shape
+    return TensorDescriptor(rows, [tokens, heads * dim], [rows.stride(0), 1], [block, dim])
+
+
+@lru_cache
+def sm_count(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; 4 in the interpreter, so that schedules deal to several CTAs there too."""
+    return 4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@lru_cache
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability; None in the interpreter."""
+    return None if INTERPRETED else torch.cuda.get_device_capability(device)
+
+
+def grid(run: Run, heads: int, device: torch.device, ctas_per_sm: int) -> int:
+    """CTAs of a launch: one a tile for ``grid``, else as many as run at once; at least one, which clears the output."""
+    if schedules.deal(run.schedule) == schedules.DEAL_ONCE:
+        return max(run.items.max_items * heads, 1)
+    return sm_count(device) * ctas_per_sm
+
+
+def precision(tensor: Tensor) -> str:
+    """float32 is multiplied as float32, not as tf32."""
+    return "ieee" if tensor.dtype == torch.float32 else "tf32"

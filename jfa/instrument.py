@@ -1,0 +1,195 @@
+"""The recorder that runs inside kernels: each CTA notes when it ran, on which SM, and what it did.
+
+Device functions are no-ops (and leave no instruction) when ``LEVEL`` is below theirs: a kernel compiled at level
+``off`` is the kernel without a recorder. The layout of what they write is in :mod:`jfa.lanes`.
+
+Any Triton kernel can carry it::
+
+    @triton.jit
+    def kernel(..., recorder, capacity, LEVEL: tl.constexpr):
+        lane = instrument.open_lane(recorder, tl.program_id(0), capacity, LEVEL)
+        count = 0
+        ...
+        began = instrument.begin_span(LEVEL, 2)
+        ...  # the work of tile t
+        count = instrument.end_span(lane, count, capacity, began, t, 1, -1, LEVEL, 2)
+        ...
+        instrument.close_lane(lane, count, LEVEL)
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Iterator
+
+import triton
+import triton.language as tl
+
+from jfa import lanes
+
+if TYPE_CHECKING:
+    import torch
+
+_HEADER_WORDS = tl.constexpr(lanes.HEADER_WORDS)
+_EVENT_WORDS = tl.constexpr(lanes.EVENT_WORDS)
+
+
+@triton.jit
+def read_clock():
+    """%clock64: cycles of this SM, int64."""
+    return tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+
+
+@triton.jit
+def read_timer():
+    """%globaltimer: ns on one axis for all SMs, int64; its step is 32 ns on an H200 and 1 µs before GH100."""
+    return tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+
+
+@triton.jit
+def read_sm():
+    """%smid: the SM this CTA runs on, int32."""
+    return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def store_pair(pointer, first, second):
+    """Two int64 to a 16-byte aligned address, by the CTA's first thread alone in one store."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred leader;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 leader, thread, 0;
+        @leader st.global.v2.b64 [$1], {$2, $3};
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,l,l",
+        [pointer.to(tl.int64), first, second],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def open_lane(recorder, lane, capacity, LEVEL: tl.constexpr):
+    """Address of this lane, int64; writes the start half of its header (level cta and above)."""
+    if LEVEL >= 1:
+        address = recorder + lane.to(tl.int64) * (_HEADER_WORDS + _EVENT_WORDS * capacity)
+        timer = read_timer()
+        clock = read_clock()
+        store_pair(address, read_sm().to(tl.int64), timer)
+        tl.store(address + 2, clock)
+        return address
+    else:
+        return 0
+
+
+@triton.jit
+def begin_span(LEVEL: tl.constexpr, AT: tl.constexpr):
+    """The clock now, where ``LEVEL`` reaches ``AT``; else 0."""
+    if LEVEL >= AT:
+        return read_clock()
+    else:
+        return tl.full((), 0, tl.int64)
+
+
+@triton.jit
+def end_span(lane, count, capacity, began, tile, KIND: tl.constexpr, stage, LEVEL: tl.constexpr, AT: tl.constexpr):
+    """Write the span that began at ``began``; the lane's new count of events.
+
+    A full lane writes nothing and counts on. ``KIND`` is one of ``jfa.lanes.KINDS``; tile and stage −1: none.
+    """
+    if LEVEL >= AT:
+        ended = read_clock()
+        took = tl.minimum(ended - began, 0xFFFFFFFF)
+        zero = tl.full((), 0, tl.int64)
+        first = (began & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56)
+        second = took | ((zero + tile + 1) << 32)
+        if count < capacity:
+            store_pair(lane + _HEADER_WORDS + _EVENT_WORDS * count, first, second)
+        return count + 1
+    else:
+        return count
+
+
+@triton.jit
+def close_lane(lane, count, LEVEL: tl.constexpr):
+    """Write the end half of the lane's header."""
+    if LEVEL >= 1:
+        timer = read_timer()
+        clock = read_clock()
+        tl.store(lane + 3, timer)
+        store_pair(lane + 4, clock, tl.full((), 0, tl.int64) + count)
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """A recorder's buffer on the device, for one launch.
+
+    ``buffer`` is int64 [lanes, 8 + 2·capacity], zero before the launch. Level ``off`` has no buffer.
+    """
+
+    level: str = "off"
+    capacity: int = 0
+    buffer: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def number(self) -> int:
+        """The level as the kernels' ``LEVEL``."""
+        return lanes.LEVELS[self.level]
+
+    @classmethod
+    def allocate(cls, level: str, lane_count: int, capacity: int, device: Any) -> Recorder:
+        """Room for ``lane_count`` lanes of ``capacity`` events. ValueError: unknown level."""
+        import torch
+
+        if level not in lanes.LEVELS:
+            raise ValueError(f"level: expected one of {', '.join(lanes.LEVELS)}, got {level!r}")
+        if level == "off":
+            return cls()
+        words = lanes.HEADER_WORDS + lanes.EVENT_WORDS * capacity
+        return cls(level, capacity, torch.zeros((lane_count, words), dtype=torch.int64, device=device))
+
+    def read(self) -> lanes.Lanes:
+        """Spans recorded so far (synchronises). ValueError: nothing was recorded."""
+        if self.buffer is None:
+            raise ValueError("recorder: level off records nothing; use cta or tile")
+        return lanes.decode(self.buffer.cpu().numpy(), self.capacity)
+
+
+OFF = Recorder()
+
+_workload: ContextVar[str] = ContextVar("jfa_workload", default="")
+
+
+@contextmanager
+def workload_label(name: str) -> Iterator[None]:
+    """Name the workload in the NVTX ranges of the launches inside the block."""
+    token = _workload.set(name)
+    try:
+        yield
+    finally:
+        _workload.reset(token)
+
+
+@contextmanager
+def launch_range(kernel: str, schedule: str, **facts: Any) -> Iterator[None]:
+    """NVTX range (domain ``jfa``) around a launch: ``kernel schedule=… workload=… key=value…``.
+
+    Without the nvtx package there is no range and no cost; ``python -m profiling doctor`` reports the package.
+    """
+    try:
+        import nvtx
+    except ImportError:
+        yield
+        return
+    words = [kernel, f"schedule={schedule}"]
+    if _workload.get():
+        words.append(f"workload={_workload.get()}")
+    words += [f"{key}={value}" for key, value in facts.items()]
+    with nvtx.annotate(message=" ".join(words), domain="jfa"):
+        yield

@@ -1,0 +1,44 @@
+"""Which ptxas Triton uses.
+
+ptxas 12.9 may reuse registers that an asynchronous wgmma has not read yet (triton issues 9433 and 11781; fixed in
+13.3): attention keeps P in such registers, so results can be silently wrong on sm_90. PyPI's ``nvidia-cuda-nvcc``
+brings a current one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+SAFE_PTXAS = (13, 3)
+
+
+def packaged_ptxas() -> Path | None:
+    """ptxas of an installed ``nvidia-cuda-nvcc``, or None."""
+    spec = find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for found in sorted(Path(folder).glob("cu*/bin/ptxas"), reverse=True):
+            return found
+    return None
+
+
+def prefer_packaged_ptxas() -> None:
+    """Point Triton at the packaged ptxas, unless TRITON_PTXAS_PATH already says which one to use."""
+    found = packaged_ptxas()
+    if found is not None and "TRITON_PTXAS_PATH" not in os.environ:
+        found.chmod(found.stat().st_mode | 0o111)
+        os.environ["TRITON_PTXAS_PATH"] = str(found)
+
+
+@lru_cache
+def ptxas_version(path: str) -> tuple[int, ...]:
+    """Version of a ptxas, e.g. (13, 4, 92). OSError or ValueError: it does not run or does not say."""
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"V(\d+)\.(\d+)\.(\d+)", text)
+    if match is None:
+        raise ValueError(f"{path}: no version in its answer")
+    return tuple(int(part) for part in match.groups())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from os import PathLike
 from pathlib import Path
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 METADATA_KEY = b"jfa"
 """Key of the Parquet schema's metadata that holds the recording's metadata as JSON."""
 
+_ENCODINGS = ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT", "PLAIN")
+_SAMPLE_ROWS = 16_384
+_SMALL_ROWS = 1_000_000  # above, the strongest compression would take minutes
+
 _DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, OverflowError)
 
 
@@ -33,15 +38,9 @@ def write(recording: Recording, path: str | PathLike[str]) -> None:
     metadata = {**recording.metadata, "schema": SCHEMA}
     text = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     table = _table(recording.events)
-    options: dict[str, Any] = {
-        "compression": "zstd",
-        "compression_level": 19,
+    options = _options(len(table)) | {
         "use_dictionary": list(CATEGORY_COLUMNS),
-        "column_encoding": dict.fromkeys(INTEGER_COLUMNS, "DELTA_BINARY_PACKED"),
-        "write_statistics": False,
-        "write_page_checksum": True,
-        # else Arrow's own copy of the schema holds the metadata a second time
-        "store_schema": False,
+        "column_encoding": {name: _smallest_encoding(table, name) for name in INTEGER_COLUMNS},
     }
     try:
         with pq.ParquetWriter(path, table.schema, **options) as writer:
@@ -49,6 +48,29 @@ def write(recording: Recording, path: str | PathLike[str]) -> None:
             writer.add_key_value_metadata({METADATA_KEY: text.encode()})
     except (OSError, pa.ArrowException) as error:
         raise RecordingError(f"{path}: cannot be written: {error}; give a path in an existing folder") from error
+
+
+def _options(rows: int) -> dict[str, Any]:
+    return {
+        "compression": "zstd",
+        "compression_level": 19 if rows <= _SMALL_ROWS else 3,
+        "write_statistics": False,
+        "write_page_checksum": True,
+        # else Arrow's own copy of the schema holds the metadata a second time
+        "store_schema": False,
+    }
+
+
+def _smallest_encoding(table: pa.Table, name: str) -> str:
+    """Which encoding suits a column depends on the schedule and on the kernel, so the first rows are tried with each."""
+    sample = table.select([name]).slice(0, _SAMPLE_ROWS)
+    sizes = {}
+    for encoding in _ENCODINGS:
+        buffer = io.BytesIO()
+        options = _options(len(sample)) | {"use_dictionary": False, "column_encoding": {name: encoding}}
+        pq.write_table(sample, buffer, **options)
+        sizes[encoding] = buffer.tell()
+    return min(sizes, key=lambda encoding: sizes[encoding])
 
 
 def _table(events: pd.DataFrame) -> pa.Table:

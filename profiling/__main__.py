@@ -10,7 +10,7 @@ from profiling.errors import UserError
 
 FINE, WRONG_INPUT, INTERRUPTED = 0, 2, 130
 # typer has had this exception under two addresses; its BadParameter has always been one of them.
-USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

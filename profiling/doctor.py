@@ -210,7 +210,7 @@ def check_ncu() -> Iterator[Check]:
     """Nsight Compute's command line, wherever NVIDIA's installers put it."""
     found = find_ncu()
     if found is None:
-        yield Check("ncu", "warn", "not found: no new Nsight Compute reports from here", "install nsight-compute")
+        yield Check("ncu", "warn", "not found: no new reports from here", "install NVIDIA's nsight-compute")
         return
     answer = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=60)
     match = re.search(r"Version (\S+)", answer.stdout)
@@ -259,7 +259,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def overwritten_files(distribution: importlib.metadata.Distribution, names: tuple[str, ...]) -> list[str]:
-    """Those of ``names`` that are not what the distribution installed, by its RECORD (size, and sha256 of small ones)."""
+    """Those of ``names`` that are not what the distribution installed, by its RECORD (size; sha256 if small)."""
     changed = []
     for file in distribution.files or []:
         if str(file) not in names:

@@ -4,6 +4,9 @@ A command is one function: arguments in, one call to an analysis, one printed re
 0) and raises UserError for what the user can mend; `profiling.__main__` alone turns that into a line and a code.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import typer
 
 import profiling
@@ -17,7 +20,7 @@ from profiling.commands.record import record
 from profiling.commands.report import report
 from profiling.commands.show import show
 
-COMMANDS = [demo, doctor, record, show, heatmap, compare, report, export, bench]
+COMMANDS: list[Callable[..., Any]] = [demo, doctor, record, show, heatmap, compare, report, export, bench]
 
 HELP = """Where does the SM time of an attention kernel over jagged lengths go?
 

@@ -56,7 +56,7 @@ def output_file(path: Path, suffixes: Sequence[str]) -> Path:
     if not path.name.endswith(tuple(suffixes)):
         raise UserError(f"-o {path}: expected a name that ends in {' or '.join(suffixes)}")
     if path.is_dir():
-        raise UserError(f"-o {path}: is a folder; give the name of a file in it, such as {path / ('out' + suffixes[0])}")
+        raise UserError(f"-o {path}: is a folder; give a file in it, such as {path / ('out' + suffixes[0])}")
     _writable_folder(path.parent, path)
     if path.exists() and not os.access(path, os.W_OK):
         raise UserError(f"-o {path}: exists and may not be overwritten; change its mode, or give another name")

@@ -22,14 +22,14 @@ def bench(
     schedule: Annotated[
         list[str] | None, typer.Option("--schedule", help="Default: static and balanced-dynamic.")
     ] = None,
-    peers: Annotated[bool, typer.Option("--peers", help="FA4, FA3 and torch's varlen_attn too, if they import.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Also FA4, FA3 and torch's varlen_attn.")] = False,
     json: arguments.Json = False,
 ) -> int:
-    """Time our kernels, and with --peers everyone else's, on this GPU in one process.
+    """Time our kernels, and with --peers others, on this GPU.
 
-    Implementations take turns, run by run, with a cold L2 cache. Medians with the interquartile range; TFLOP/s by
-    4 H D times the (query, key) pairs forward, 2.5 times that backward. The schedule's own cost is in the time. Ctrl-C
-    prints what was measured until then.
+    Implementations take turns in one process, run by run, with a cold L2 cache. Medians with the interquartile range;
+    TFLOP/s by 4 H D times the (query, key) pairs forward, 2.5 times that backward. The schedule's own cost is in the
+    time. Peers are those that import. Ctrl-C prints what was measured until then.
 
     \b
     Examples:

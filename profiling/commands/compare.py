@@ -34,7 +34,6 @@ def compare(files: arguments.RecordingFiles, output: Output = None, json: argume
     recordings = arguments.read_all(files)
     comparison = run(recordings)
     rows = printing.records(comparison.table)
-    warned = [(recording.source, recording.warnings()) for recording in recordings]
     if json:
         printing.document(
             {
@@ -42,7 +41,7 @@ def compare(files: arguments.RecordingFiles, output: Output = None, json: argume
                 "differences": comparison.differences,
                 "speedup_of": comparison.speedup_of,
                 "rows": rows,
-                "warnings": {source: lines for source, lines in warned if lines},
+                "warnings": {recording.source: recording.warnings() for recording in recordings},
             }
         )
     else:
@@ -54,8 +53,7 @@ def compare(files: arguments.RecordingFiles, output: Output = None, json: argume
         columns = views.split_columns(first, compared=True)
         grade = f"{views.grade_words(recordings)} ({comparison.speedup_of}, against the first)"
         printing.table(views.split_rows(rows), columns, title=f"{len(rows)} recordings", grade=grade)
-        for source, lines in warned:
-            printing.warnings(lines, of=source)
+        printing.warnings_of(recordings, lambda recording: recording.source)
     if output:
         from profiling.commands.heatmap import write_heatmaps
 

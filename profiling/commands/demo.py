@@ -17,10 +17,10 @@ Data = Annotated[Path, typer.Option("--data", metavar="DIR", hidden=True, help="
 
 
 def demo(out: Output = Path("profiling-demo"), data: Data = DATA, json: arguments.Json = False) -> None:
-    """Look at the real recordings that come with the package: no GPU, torch or Triton needed.
+    """Look at the recordings in the package; no GPU is needed.
 
-    For each workload and direction: where the SMs' time went under each schedule, how far that is from perfectly
-    spread work (headroom), what caused the tail; and an HTML report of it all.
+    They were made on a real GPU. For each workload and direction: where the SMs' time went under each schedule, how far
+    that is from perfectly spread work (headroom), what caused the tail; and an HTML report of it all.
 
     \b
     Examples:
@@ -97,6 +97,5 @@ def _print(members: list[Recording], rows: list[dict[str, Any]]) -> None:
     printing.table(views.split_rows(rows), columns, title=title, grade=views.grade_words(members))
     for row in rows:
         printing.line(f"  tail, {row['schedule']}: {row['tail_words']}")
-    for recording in members:
-        printing.warnings(recording.warnings(), of=recording.schedule)
+    printing.warnings_of(members, lambda recording: recording.schedule)
     printing.line()

@@ -13,7 +13,9 @@ Output = Annotated[
 
 
 def export(file: arguments.RecordingFile, output: Output) -> None:
-    """Write a recording as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+    """Write a recording as a Chrome trace, for Perfetto too.
+
+    Both ui.perfetto.dev and chrome://tracing open it.
 
     \b
     Examples:

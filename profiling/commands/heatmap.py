@@ -16,7 +16,7 @@ def heatmap(
     file: arguments.RecordingFile,
     output: Output,
     bins: Annotated[int, typer.Option(min=10, max=4000, help="How many bins the makespan is cut into.")] = 400,
-    launch: Annotated[int, typer.Option(min=0, help="Which launch, by its number.")] = 0,
+    launch: Annotated[int | None, typer.Option(min=0, help="By number. Default: the median makespan's.")] = None,
 ) -> None:
     """Draw which SMs worked when: one row an SM, from the launch's first start to its last end.
 
@@ -32,12 +32,21 @@ def heatmap(
     printing.warnings(recording.warnings())
 
 
-def write_heatmaps(recordings: Sequence[Recording], output: Path, *, bins: int = 400, launch: int = 0) -> None:
-    """One heatmap, or several above one another on one time axis, in an HTML file that needs no network."""
-    from profiling import figures
-    from profiling.sm_time import occupancy
+def write_heatmaps(
+    recordings: Sequence[Recording], output: Path, *, bins: int = 400, launch: int | None = None
+) -> None:
+    """One heatmap, or several above one another on one time axis, in an HTML file that needs no network.
 
-    found = [occupancy(recording, bins=bins, launch=launch) for recording in recordings]
+    ``launch`` None: of each recording, the launch with the median makespan.
+    """
+    from profiling import figures
+    from profiling.compare import median_launch
+    from profiling.sm_time import occupancy, summary
+
+    found = []
+    for recording in recordings:
+        number = int(median_launch(summary(recording))["launch"]) if launch is None else launch
+        found.append(occupancy(recording, bins=bins, launch=number))
     notes = list(dict.fromkeys(line for recording in recordings for line in recording.warnings()))
     if len(found) == 1:
         figure = figures.occupancy_heatmap(found[0], notes=notes)

@@ -17,6 +17,8 @@ from profiling.text import plain
 if TYPE_CHECKING:
     import pandas as pd
 
+    from profiling.recording import Recording
+
 PIPED_WIDTH = 200
 
 
@@ -38,7 +40,9 @@ def console(stderr: bool = False) -> Console:
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], *, title: str, grade: str) -> None:
     """Print rows; ``grade`` says under the table how its numbers were obtained. Strangers' words print as they are."""
-    grid = Table(title=Text(plain(title)), caption=Text(plain(grade, 400)), title_justify="left", caption_justify="left")
+    grid = Table(
+        title=Text(plain(title)), caption=Text(plain(grade, 400)), title_justify="left", caption_justify="left"
+    )
     for column in columns:
         grid.add_column(Text(column.heading), justify="right" if column.right else "left", overflow="fold")
     for row in rows:
@@ -56,6 +60,15 @@ def warnings(lines: Iterable[str], of: str = "") -> None:
     for words in lines:
         prefix = f"warning: {of}: " if of else "warning: "
         console().print(Text(prefix + plain(words, 400), style="yellow"), soft_wrap=True)
+
+
+def warnings_of(recordings: Sequence["Recording"], name: Callable[["Recording"], str]) -> None:
+    """The warnings of several recordings; what all of them say is said once."""
+    found = {name(recording): recording.warnings() for recording in recordings}
+    shared = [words for words in next(iter(found.values())) if all(words in lines for lines in found.values())]
+    warnings(shared, of="all" if len(found) > 1 else "")
+    for whose, lines in found.items():
+        warnings([words for words in lines if words not in shared], of=whose)
 
 
 def document(value: Any) -> None:

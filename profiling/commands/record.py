@@ -23,9 +23,10 @@ def record(
     launches: Annotated[int, typer.Option(min=1, help="How many launches to record.")] = 1,
     repeats: Annotated[int, typer.Option(min=2, help="Timed runs of the plain and of the recorded kernel.")] = 20,
 ) -> None:
-    """Run a kernel on the GPU and write what every CTA did on every SM to one Parquet file.
+    """Run a kernel on the GPU and keep what every CTA did.
 
-    The plain kernel is timed beside the recorded one, so that the file says what recording cost.
+    What each CTA did, when and on which SM, goes to one Parquet file. The plain kernel is timed beside the recorded
+    one, so that the file says what recording cost.
 
     \b
     Examples:

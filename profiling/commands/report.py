@@ -11,7 +11,9 @@ Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A f
 
 
 def report(files: arguments.RecordingFiles, output: Output) -> None:
-    """Write a report of one or more recordings: heatmaps, SM time, tails, lengths. It opens without a network.
+    """Write an HTML report of recordings, which opens offline.
+
+    Heatmaps, SM time, tails and lengths of one or more recordings, with how each number was obtained.
 
     \b
     Examples:
@@ -25,5 +27,4 @@ def report(files: arguments.RecordingFiles, output: Output) -> None:
         bar.add_task("drawing", total=None)
         page = write_report(recordings, output)
     printing.line(f"report of {len(recordings)} recordings: {page}")
-    for recording in recordings:
-        printing.warnings(recording.warnings(), of=recording.source)
+    printing.warnings_of(recordings, lambda recording: recording.source)

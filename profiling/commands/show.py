@@ -21,7 +21,7 @@ TAIL_COLUMNS = [
 
 
 def show(file: arguments.RecordingFile, json: arguments.Json = False) -> None:
-    """Say what a recording holds, where the SMs' time went, and what caused the tail.
+    """Say where a recording's SM time went, and what caused the tail.
 
     SMs x makespan = work + ramp (before an SM's first work) + fetch (between tiles) + tail (no work left) + unused.
     Headroom is the makespan against perfectly spread work.

@@ -67,9 +67,10 @@ def tail(recording: Recording, launch: int) -> tuple[dict[str, Any], str]:
     if not tiles:
         return found, f"none: all work had ended by {duration(fair)}, as if perfectly spread"
     worst = sequences.iloc[0]
+    most = percent(float(worst["late_share"]))
     length = f" (KV length {int(worst['kv_len']):,})" if worst["kv_len"] >= 0 else ""
     return found, (
-        f"{count(tiles, 'tile')} of {count(len(sequences), 'sequence')} ran past {duration(fair)}, when perfectly spread "
-        f"work would have ended; most of it ({percent(float(worst['late_share']))}) sequence {int(worst['batch'])}"
+        f"{count(tiles, 'tile')} of {count(len(sequences), 'sequence')} ran past {duration(fair)}, when perfectly "
+        f"spread work would have ended; most of it ({most}) sequence {int(worst['batch'])}"
         f"{length}, until {duration(fair + float(worst['tail_ns']))}"
     )

@@ -7,7 +7,7 @@ arguments, calls the first, and autograd calls the second.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from jfa import schedule as schedules
 from jfa.config import backward_config, forward_config
 from jfa.schedule import Items, Lengths, TileTable
 from jfa.validation import Problem, check_kernel_limits, check_values, validate
-
-if TYPE_CHECKING:
-    from jfa.impl.triton.launch import Run
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
@@ -77,8 +74,8 @@ def jagged_attention(
     check_kernel_limits(q.dtype, problem.head_dim)
     if deterministic:
         raise ValueError(
-            "deterministic=True: the Triton kernels add dQ up in the order in which tiles end; pass deterministic=False, "
-            "or impl='reference'"
+            "deterministic=True: the Triton kernels add dQ up in the order in which tiles end; "
+            "pass deterministic=False, or impl='reference'"
         )
     if not q.is_cuda and not _INTERPRETED:
         raise ValueError(

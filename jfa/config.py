@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """One forward kernel's shape. ``ctas_per_sm`` sets the persistent grid; ``peel`` splits off the masked key blocks."""
+    """One forward kernel's shape. ``ctas_per_sm`` sets the persistent grid; ``peel`` splits off masked key blocks."""
 
     block_q: int
     block_kv: int

@@ -1,0 +1,148 @@
+"""Compile the kernels for a GPU that is not there, and read what the compiler made of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from jfa import toolchain
+from jfa.config import BackwardConfig, ForwardConfig
+from jfa.impl.triton import backward, forward
+
+toolchain.prefer_packaged_ptxas()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """SASS text, and cuobjdump's resources: registers a thread, stack frame and shared memory in bytes."""
+
+    sass: str
+    registers: int
+    stack: int
+    shared: int
+    ptx: str
+
+
+def compile_kernel(fn: Any, signature: dict[str, str], constants: dict[str, Any], arch: int, **options: Any) -> Compiled:
+    """Compile a jitted function for ``sm_<arch>``; arguments without a type in ``signature`` are constants."""
+    full = {name: signature.get(name, "constexpr") for name in fn.arg_names}
+    source = ASTSource(fn, full, constexprs={(fn.arg_names.index(name),): value for name, value in constants.items()})
+    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(kernel.asm["cubin"])
+        usage = _tool("cuobjdump", "-res-usage", str(cubin))
+        sass = _tool("cuobjdump", "-sass", str(cubin))
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    return Compiled(sass, int(found[1]), int(found[2]), kernel.metadata.shared, kernel.asm["ptx"])
+
+
+def _tool(name: str, *arguments: str) -> str:
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return subprocess.run([str(path), *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def _descriptor(block: int, dim: int, kind: str = "bf16") -> str:
+    return f"tensordesc<{kind}[{block}, {dim}]>"
+
+
+def compile_forward(
+    config: ForwardConfig,
+    arch: int = 90,
+    *,
+    dim: int = 128,
+    deal: int = 3,
+    level: int = 0,
+    broadcast: bool = True,
+    causal: bool = False,
+    jitted: Any = None,
+) -> Compiled:
+    """The forward as the op launches it, for bfloat16."""
+    signature = {
+        "q_desc": _descriptor(config.block_q, dim),
+        "k_desc": _descriptor(config.block_kv, dim),
+        "v_desc": _descriptor(config.block_kv, dim),
+        **dict.fromkeys(("out",), "*bf16"),
+        "lse": "*fp32",
+        **dict.fromkeys(("kv_offsets", "pairs", "counts", "counter"), "*i32"),
+        **dict.fromkeys(("batch_count", "heads", "q_uniform", "total_q", "before", "after", "capacity"), "i32"),
+        "score_scale": "fp32",
+    }
+    constants: dict[str, Any] = {
+        "group": 1,
+        "BROADCAST_Q": broadcast,
+        "HAS_BEFORE": False,
+        "HAS_AFTER": causal,
+        "BLOCK_Q": config.block_q,
+        "BLOCK_KV": config.block_kv,
+        "DIM": dim,
+        "STAGES": config.num_stages,
+        "PEEL": config.peel,
+        "DEAL": deal,
+        "PRECISION": "tf32",
+        "LEVEL": level,
+    }
+    _optional(signature, constants, broadcast, level)
+    return compile_kernel(jitted or forward.jfa_forward, signature, constants, arch, num_warps=config.num_warps)
+
+
+def compile_backward(
+    config: BackwardConfig,
+    arch: int = 90,
+    *,
+    dim: int = 128,
+    deal: int = 3,
+    level: int = 0,
+    broadcast: bool = True,
+    causal: bool = False,
+    jitted: Any = None,
+) -> Compiled:
+    """The backward as the op launches it, for bfloat16."""
+    signature = {
+        "q_desc": _descriptor(config.block_q, dim),
+        "k_desc": _descriptor(config.block_kv, dim),
+        "v_desc": _descriptor(config.block_kv, dim),
+        "do_desc": _descriptor(config.block_q, dim),
+        "dq": _descriptor(config.block_q, dim, "fp32") if config.reduce == "tma" else ("*fp32", "i32"),
+        **dict.fromkeys(("dk", "dv"), "*bf16"),
+        **dict.fromkeys(("lse", "delta"), "*fp32"),
+        **dict.fromkeys(("kv_offsets", "pairs", "counts", "counter"), "*i32"),
+        **dict.fromkeys(
+            ("batch_count", "heads_kv", "q_uniform", "total_q", "total_kv", "before", "after", "capacity"), "i32"
+        ),
+        **dict.fromkeys(("score_scale", "scale"), "fp32"),
+    }
+    constants: dict[str, Any] = {
+        "group": 1,
+        "BROADCAST_Q": broadcast,
+        "HAS_BEFORE": causal,
+        "HAS_AFTER": False,
+        "BLOCK_Q": config.block_q,
+        "BLOCK_KV": config.block_kv,
+        "DIM": dim,
+        "STAGES": config.num_stages,
+        "DEAL": deal,
+        "PRECISION": "tf32",
+        "REDUCE": config.reduce,
+        "LEVEL": level,
+    }
+    _optional(signature, constants, broadcast, level)
+    return compile_kernel(jitted or backward.jfa_backward, signature, constants, arch, num_warps=config.num_warps)
+
+
+def _optional(signature: dict[str, str], constants: dict[str, Any], broadcast: bool, level: int) -> None:
+    """Pointers that a launch may pass as None."""
+    for name, present, kind in (("q_offsets", not broadcast, "*i32"), ("recorder", level > 0, "*i64")):
+        if present:
+            signature[name] = kind
+        else:
+            constants[name] = None

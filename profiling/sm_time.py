@@ -9,8 +9,8 @@ For one launch, SMs × makespan = work + ramp + fetch + tail + unused, exactly, 
 - unused: the makespan, for an SM on which nothing ran.
 
 An SM on which CTAs ran but found no work has ramp until its first CTA, and tail from there. Work spans are `tile` and
-`zero` spans (basis "tile"); a recording at level `cta` has none, so whole CTAs count as work (basis "cta") and what they
-spend between tiles hides in work. Every result carries basis, grade, title, coverage and warnings in `attrs` or fields.
+`zero` spans (basis "tile"); a recording at level `cta` has none, so whole CTAs count as work (basis "cta") and what
+they spend between tiles hides in work. Every result carries basis, grade, title and warnings in `attrs` or fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from profiling.recording import WORK_EVENTS, Recording
 PARTS = ("work_ns", "ramp_ns", "fetch_ns", "tail_ns", "unused_ns")
 """The parts of an SM's time, which sum to total_ns."""
 
-TIME_COLUMNS = ("launch", "sm", *PARTS, "total_ns", "tiles", "ctas")
+TILE_COLUMNS = ("tile", "batch", "head", "block", "kv_len", "q_len")
+COST_COLUMNS = ("launch", *TILE_COLUMNS, "cost_ns")
+TAIL_COLUMNS = (*TILE_COLUMNS, "cta", "sm", "start_ns", "end_ns", "tail_ns", "late_ns")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +82,8 @@ def sm_time(recording: Recording) -> pd.DataFrame:
     """Each SM's time in each launch, in parts.
 
     Returns:
-        A row a (launch, SM): launch int32, sm int32, work_ns, ramp_ns, fetch_ns, tail_ns, unused_ns, total_ns int64 (the
-        five parts sum to total_ns, the launch's makespan), tiles int64 (different tiles that ran there), ctas int64.
+        A row a (launch, SM): launch int32, sm int32, work_ns, ramp_ns, fetch_ns, tail_ns, unused_ns, total_ns int64
+        (the five parts sum to total_ns, the launch's makespan), tiles int64 (different ones that ran there), ctas int64.
         Every SM of gpu.sm_count has a row. attrs: basis, grade, title, coverage, warnings.
 
     Raises:
@@ -97,9 +99,10 @@ def summary(recording: Recording, times: pd.DataFrame | None = None) -> pd.DataF
     Returns:
         A row a launch: launch, makespan_ns, sms, tiles, ctas; work_ns … unused_ns (sums over the SMs) and work_share …
         unused_share (of sms × makespan, NaN where that is 0); fair_ns = work_ns / sms, when perfectly spread work would
-        have ended; headroom = makespan / fair_ns (NaN without work); tail_start_ns, when the first SM that worked had no
-        work left; tail_sms_idle, how many of those that worked were idle on average from then to the end; busiest_sm, with the most work;
-        last_sm, whose work ended last (−1 without work); basis, grade, coverage. attrs as of `sm_time`.
+        have ended; headroom = makespan / fair_ns (NaN without work); tail_start_ns, when the first SM that worked had
+        no work left; tail_sms_idle, how many of those that worked were idle on average from then to the end;
+        busiest_sm, with the most work; last_sm, whose work ended last (−1 without work); basis, grade, coverage.
+        attrs as of `sm_time`.
 
     Raises:
         RecordingError: as `sm_time`.
@@ -157,8 +160,7 @@ def tail_tiles(recording: Recording, launch: int = 0, count: int | None = 10) ->
     """
     late, fair = _late_tiles(recording, launch)
     result = late if count is None else late.head(count)
-    columns = "tile batch head block kv_len q_len cta sm start_ns end_ns tail_ns late_ns".split()
-    result = _labelled(result[columns].reset_index(drop=True), recording)
+    result = _labelled(result[list(TAIL_COLUMNS)].reset_index(drop=True), recording)
     result.attrs |= {"fair_ns": fair, "late_tiles": len(late)}
     return result
 
@@ -189,6 +191,23 @@ def tail_sequences(recording: Recording, launch: int = 0, count: int | None = 10
     return result
 
 
+def tile_spans(recording: Recording, launch: int = 0) -> pd.DataFrame:
+    """Where and when each tile of a launch ran, as far as it was recorded: for Gantt charts.
+
+    Returns:
+        A row a (tile, CTA): launch, tile, batch, head, block, kv_len (−1 where the metadata has no lengths), cta, sm,
+        start_ns, end_ns; spans of several roles merged. attrs as of `sm_time`.
+
+    Raises:
+        RecordingError: as `sm_time`, or recorded at level cta.
+        UserError: no such launch.
+    """
+    spans = _tile_spans(recording, _one_launch(recording, launch).rows)
+    known = recording.get("workload.kv_lens") is not None
+    spans["kv_len"] = _of_batch(recording, "kv", spans["batch"].to_numpy(), "the tiles of a launch") if known else -1
+    return _labelled(spans, recording)
+
+
 def tile_cost(recording: Recording, *, allow_partial: bool = False) -> pd.DataFrame:
     """What each tile cost beside its sequence's lengths, for scatter plots and for replays under other schedules.
 
@@ -197,8 +216,8 @@ def tile_cost(recording: Recording, *, allow_partial: bool = False) -> pd.DataFr
 
     Returns:
         A row a (launch, tile), ordered so: launch, tile, batch, head, block, kv_len, q_len, cost_ns int64. A tile that
-        several roles record costs from its first start to its last end; one that several CTAs share, their sum. attrs as
-        of `sm_time`.
+        several roles record costs from its first start to its last end; one that several CTAs share, their sum. attrs
+        as of `sm_time`.
 
     Raises:
         RecordingError: recorded at level cta, lengths missing in the metadata, events lost without `allow_partial`.
@@ -217,8 +236,7 @@ def tile_cost(recording: Recording, *, allow_partial: bool = False) -> pd.DataFr
         spans = spans.groupby(keys, as_index=False, sort=False).agg(**same, cost_ns=("cost_ns", "sum"))
     for which in ("kv", "q"):
         spans[f"{which}_len"] = _of_batch(recording, which, spans["batch"].to_numpy(), "the cost of tiles by length")
-    columns = ["launch", "tile", "batch", "head", "block", "kv_len", "q_len", "cost_ns"]
-    return _labelled(spans[columns].reset_index(drop=True), recording)
+    return _labelled(spans[list(COST_COLUMNS)].reset_index(drop=True), recording)
 
 
 # -- one launch --------------------------------------------------------------------------------------------------------
@@ -292,8 +310,8 @@ def _sms(recording: Recording) -> np.ndarray:
 
 
 def _blocks(rows: _Launch) -> _Blocks:
-    """Merge work spans. With starts and ends each sorted by themselves, a gap lies before the i-th start exactly where it
-    is later than the (i−1)-th end: then as many spans have ended as have begun."""
+    """Merge work spans. With starts and ends each sorted by themselves, a gap lies before the i-th start exactly where
+    it is later than the (i−1)-th end: then as many spans have ended as have begun."""
     picked = rows.works
     bits = rows.makespan.bit_length()
     high = (rows.rank if picked.all() else rows.rank[picked]).astype(np.int64) << bits
@@ -342,9 +360,10 @@ def _launch_time(recording: Recording, rows: _Launch) -> pd.DataFrame:
 def _tiles_on(recording: Recording, rows: _Launch) -> np.ndarray:
     """How many different tiles ran on each SM, int64 [sms]."""
     events = recording.events
-    codes = events["event"].cat.categories.get_indexer(pd.Index(["tile"]))
-    picked = events["event"].cat.codes.to_numpy()[rows.rows] == codes[0] if codes[0] >= 0 else None
-    if picked is None or not picked.any():
+    categories = list(events["event"].cat.categories)
+    tile = categories.index("tile") if "tile" in categories else -1
+    picked = events["event"].cat.codes.to_numpy()[rows.rows] == tile
+    if not picked.any():
         return np.zeros(len(rows.sms), dtype=np.int64)
     rank = rows.rank[picked]
     role = events["role"].cat.codes.to_numpy()[rows.rows][picked]
@@ -389,8 +408,8 @@ def _launch_summary(launch: int, times: pd.DataFrame) -> dict[str, float]:
         "headroom": all_ns / sums["work_ns"] if sums["work_ns"] else np.nan,
         "tail_start_ns": tail_start,
         "tail_sms_idle": int(worked["tail_ns"].sum()) / tail_length if tail_length else 0.0,
-        "busiest_sm": int(worked["sm"].loc[worked["work_ns"].idxmax()]) if len(worked) else -1,
-        "last_sm": int(worked["sm"].loc[ended.idxmax()]) if len(worked) else -1,
+        "busiest_sm": int(worked["sm"].iloc[int(worked["work_ns"].argmax())]) if len(worked) else -1,
+        "last_sm": int(worked["sm"].iloc[int(ended.argmax())]) if len(worked) else -1,
     }
 
 
@@ -420,7 +439,7 @@ def _tile_spans(recording: Recording, rows: slice, after: float = -1.0) -> pd.Da
             raise RecordingError(f"{recording.source}: recorded at level cta, without tiles; record with --level tile")
         picked = np.zeros(0, dtype=np.int64)
     else:
-        code = events["event"].cat.categories.get_loc("tile")
+        code = list(events["event"].cat.categories).index("tile")
         in_rows = (events["event"].cat.codes.to_numpy()[rows] == code) & (events["end_ns"].to_numpy()[rows] > after)
         picked = np.flatnonzero(in_rows) + (rows.start or 0)
     names = ["launch", "tile", "batch", "head", "block", "cta", "sm", "role", "start_ns", "end_ns"]

@@ -1,7 +1,7 @@
 """Where a GPU kernel's time goes: recordings of what every CTA did, and analyses, figures and reports made from them.
 
-Importing this package is cheap: pandas and pyarrow load when a recording is first touched, and neither torch, Triton nor
-Plotly is needed to analyse one.
+Importing this package is cheap: pandas and pyarrow load when a recording is first touched, and neither torch, Triton
+nor Plotly is needed to analyse one.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class Recording:
         metadata: JSON-like; keys may be missing. NumPy values become Python's, NaN and infinity become None.
         source: where it came from, named in messages.
 
-    The rows of `events` are always in this order, and so are those of a file: launch, cta, role (alphabetical), start_ns
-    rising, then end_ns falling, so that a span comes before the spans inside it; ties keep the order given.
+    The rows of `events` are always in this order, and so are those of a file: launch, cta, role (alphabetical),
+    start_ns rising, then end_ns falling, so that a span comes before the spans inside it; ties keep the order given.
 
     Raises:
         RecordingError: a column is missing or not integral, no rows, a span ends before it starts, a negative or
@@ -355,7 +355,7 @@ def _category(column: pd.Series, source: str) -> pd.Categorical:
     if len(values) and int(values.codes.min()) < 0:
         raise RecordingError(f"{source}: column {str(column.name)!r} has empty cells; expected a name in each")
     used = np.flatnonzero(np.bincount(values.codes, minlength=len(values.categories)))
-    names = [str(values.categories[code]) for code in used]
+    names = [str(name) for name in values.categories.take(used)]
     ordered = sorted(set(names))
     if ordered == list(values.categories) and not values.ordered:
         return values
@@ -406,7 +406,7 @@ def _on_one_sm(events: pd.DataFrame, source: str) -> pd.DataFrame:
 
 
 def _is_ordered(rising: tuple[np.ndarray, ...], falling: np.ndarray) -> bool:
-    """Whether rows are in lexicographic order of the `rising` keys, and of `falling` downwards where those are equal."""
+    """Whether rows are in lexicographic order of the `rising` keys, and where those are equal, of `falling` downwards."""
     good = falling[:-1] >= falling[1:]
     for key in reversed(rising):
         before, after = key[:-1], key[1:]

@@ -89,8 +89,8 @@ def read(path: str | PathLike[str]) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Read what `write` wrote: the columns `COLUMNS` as they are in the file, and the metadata.
 
     Raises:
-        RecordingError: missing, a folder, empty, truncated, damaged, not Parquet, no recording's metadata, a newer major
-            schema, a missing column, an empty cell.
+        RecordingError: missing, a folder, empty, truncated, damaged, not Parquet, no recording's metadata, a newer
+            major schema, a missing column, an empty cell.
     """
     _check_path(Path(path))
     try:

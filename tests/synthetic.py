@@ -1,4 +1,4 @@
-"""Recordings without a GPU: a small list-scheduling model of a kernel over jagged lengths, and a very large generator."""
+"""Recordings without a GPU: a list-scheduling model of a kernel over jagged lengths, and a very large generator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOISE = 0.03
 
 
 class Tiles(NamedTuple):
-    """The tiles of a problem in natural order (batch, block, head); every array is int64 [T], `steps` the inner loop's."""
+    """The tiles of a problem in natural order (batch, block, head), int64 [T] each; `steps` are the inner loop's."""
 
     batch: np.ndarray
     head: np.ndarray
@@ -46,10 +46,10 @@ def synthetic_recording(
     ctas_per_sm: int | None = None,
     name: str = "synthetic",
 ) -> Recording:
-    """A modelled recording: tiles handed out in the schedule's order to the CTA that comes free (or to whom they belong).
+    """A modelled recording: tiles go in the schedule's order to the CTA that comes free, or to whom they belong.
 
-    `q_lens` as one integer is broadcast Q. Forward: a tile a block of queries, cost rising with the KV length; backward:
-    a tile a block of keys. `ctas_per_sm` defaults to 2 for `grid` and 1 otherwise, so `grid` has overlapping CTAs.
+    `q_lens` as one integer is broadcast Q. Forward: a tile a block of queries, cost rising with the KV length;
+    backward: a tile a block of keys. `ctas_per_sm` defaults to 2 for `grid` and 1 otherwise, so `grid` has overlapping CTAs.
     """
     kv = np.asarray(kv_lens, dtype=np.int64)
     q = np.broadcast_to(np.asarray(q_lens, dtype=np.int64), kv.shape)

@@ -59,8 +59,8 @@ class _Track(NamedTuple):
 def write_trace(recording: Recording, path: str | PathLike[str], *, limit: int | None = LIMIT) -> Trace:
     """Write a recording as Chrome trace JSON, gzipped when the name ends in .gz.
 
-    Times are µs with three decimals, so whole ns. An event's args are its tile, batch, head, block, stage, q_len, kv_len
-    and cta, as far as they apply. Rows are written in portions, so that memory does not grow with the file.
+    Times are µs with three decimals, so whole ns. An event's args are its cta, tile, batch, head, block, stage, q_len
+    and kv_len, as far as they apply. Rows are written in portions, so that memory does not grow with the file.
 
     Args:
         limit: how many spans at most; of more, the shortest are left out, and the trace and the result say so. None
@@ -190,7 +190,8 @@ class _Writer:
         inside = ",".join(f'"{name}":{value}' for name, value in args.items())
         return (
             f'{{"ph":"X","name":{_json(event)},"cat":{_json(track.role)},"pid":{track.launch + 1},'
-            f'"tid":{self.tids[track]},"ts":{_microseconds(start)},"dur":{_microseconds(end - start)},"args":{{{inside}}}}}'
+            f'"tid":{self.tids[track]},"ts":{_microseconds(start)},"dur":{_microseconds(end - start)},'
+            f'"args":{{{inside}}}}}'
         )
 
     def _named(self, track: _Track) -> Iterator[str]:
@@ -234,7 +235,7 @@ def _place(open_ends: list[list[int]], start: int, end: int) -> int:
 
 
 def _lanes(events: pd.DataFrame) -> np.ndarray:
-    """Each row's lane on its SM, int32 [rows]: CTAs that overlap on one SM get different ones, the lowest that is free."""
+    """Each row's lane on its SM, int32 [rows]: CTAs that overlap on one SM get different ones, the lowest free."""
     launch, cta = events["launch"].to_numpy(), events["cta"].to_numpy()
     firsts = np.flatnonzero(np.concatenate([[True], (cta[1:] != cta[:-1]) | (launch[1:] != launch[:-1])]))
     starts = np.minimum.reduceat(events["start_ns"].to_numpy(), firsts)

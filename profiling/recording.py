@@ -406,7 +406,7 @@ def _on_one_sm(events: pd.DataFrame, source: str) -> pd.DataFrame:
 
 
 def _is_ordered(rising: tuple[np.ndarray, ...], falling: np.ndarray) -> bool:
-    """Whether rows are in lexicographic order of the `rising` keys, and where those are equal, of `falling` downwards."""
+    """Whether rows are in lexicographic order of the `rising` keys, then of `falling` downwards."""
     good = falling[:-1] >= falling[1:]
     for key in reversed(rising):
         before, after = key[:-1], key[1:]

@@ -62,7 +62,7 @@ def _options(rows: int) -> dict[str, Any]:
 
 
 def _smallest_encoding(table: pa.Table, name: str) -> str:
-    """Which encoding suits a column depends on the schedule and on the kernel, so the first rows are tried with each."""
+    """Which encoding suits a column depends on the schedule and the kernel, so the first rows are tried with each."""
     sample = table.select([name]).slice(0, _SAMPLE_ROWS)
     sizes = {}
     for encoding in _ENCODINGS:

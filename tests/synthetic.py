@@ -49,7 +49,8 @@ def synthetic_recording(
     """A modelled recording: tiles go in the schedule's order to the CTA that comes free, or to whom they belong.
 
     `q_lens` as one integer is broadcast Q. Forward: a tile a block of queries, cost rising with the KV length;
-    backward: a tile a block of keys. `ctas_per_sm` defaults to 2 for `grid` and 1 otherwise, so `grid` has overlapping CTAs.
+    backward: a tile a block of keys. `ctas_per_sm` defaults to 2 for `grid`, so that CTAs overlap there, and to 1
+    otherwise.
     """
     kv = np.asarray(kv_lens, dtype=np.int64)
     q = np.broadcast_to(np.asarray(q_lens, dtype=np.int64), kv.shape)

@@ -13,8 +13,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from profiling.text import duration, for_plotly, percent, significant, time_unit
-from profiling.theme import INK, OCCUPANCY_SCALE, PARTS, VERMILION, attribute, finish
+from profiling.compare import median_launch
+from profiling.text import duration, for_plotly, percent, significant, split_titles, time_unit
+from profiling.theme import INK, OCCUPANCY_SCALE, PARTS, VERMILION, attribute, finish, warned
 from profiling.tile_figures import length_histogram, tile_cost, tile_gantt
 
 __all__ = [
@@ -31,7 +32,7 @@ __all__ = [
 # --- SM × time ---------------------------------------------------------------------------------------------------
 
 
-def occupancy_heatmap(occupancy: Any, *, notes: Sequence[str] = ()) -> go.Figure:
+def occupancy_heatmap(occupancy: Any, *, notes: Sequence[str] | None = None) -> go.Figure:
     """SM × time, coloured by the share of each bin in which the SM worked.
 
     Parameters
@@ -45,10 +46,12 @@ def occupancy_heatmap(occupancy: Any, *, notes: Sequence[str] = ()) -> go.Figure
     figure.update_yaxes(**_sm_axis(occupancy))
     title = f"SMs worked {percent(float(occupancy.share.mean()))} of {duration(occupancy.makespan_ns)}"
     bins = f"{occupancy.share.shape[0]} SMs × {occupancy.share.shape[1]} bins of {duration(_bin_ns(occupancy), 3)}"
-    return finish(figure, title, f"{occupancy.title} · {bins}", occupancy.grade, height=430, notes=notes)
+    return finish(
+        figure, title, f"{occupancy.title} · {bins}", occupancy.grade, height=430, notes=warned(notes, [occupancy])
+    )
 
 
-def occupancy_comparison(occupancies: Sequence[Any], *, notes: Sequence[str] = ()) -> go.Figure:
+def occupancy_comparison(occupancies: Sequence[Any], *, notes: Sequence[str] | None = None) -> go.Figure:
     """Occupancy heatmaps one above the other on one common time axis, each one's makespan marked.
 
     Parameters
@@ -59,7 +62,7 @@ def occupancy_comparison(occupancies: Sequence[Any], *, notes: Sequence[str] = (
         raise ValueError("occupancies: expected at least one Occupancy, got none")
     longest = max(o.makespan_ns for o in occupancies)
     unit, size = time_unit(longest)
-    common, own = _split_titles([o.title for o in occupancies])
+    common, own = split_titles([o.title for o in occupancies])
     panel = 190 if len(occupancies) > 2 else 260
     figure = make_subplots(
         rows=len(occupancies), cols=1, shared_xaxes=True, vertical_spacing=min(0.2, 46 / (panel * len(occupancies)))
@@ -72,15 +75,8 @@ def occupancy_comparison(occupancies: Sequence[Any], *, notes: Sequence[str] = (
     figure.data[0].update(showscale=True, colorbar=_share_colorbar())
     figure.update_xaxes(title_text=f"time since each launch's first start ({unit})", row=len(occupancies), col=1)
     grades = " and ".join(dict.fromkeys(str(o.grade) for o in occupancies))
-    return finish(
-        figure,
-        _comparison_title(occupancies, own),
-        common,
-        grades,
-        height=panel * len(occupancies),
-        extra=22,
-        notes=notes,
-    )
+    title, height = _comparison_title(occupancies, own), panel * len(occupancies)
+    return finish(figure, title, common, grades, height=height, extra=22, notes=warned(notes, occupancies))
 
 
 def _heat(occupancy: Any, size: float, unit: str) -> go.Heatmap:
@@ -140,22 +136,11 @@ def _mark_makespan(figure: go.Figure, occupancy: Any, name: str, longest: float,
 
 def _comparison_title(occupancies: Sequence[Any], names: Sequence[str]) -> str:
     spans = [o.makespan_ns for o in occupancies]
-    if len(spans) < 2 or min(spans) <= 0 or min(spans) == max(spans):
+    if len(spans) < 2 or min(spans) <= 0 or max(spans) < 1.01 * min(spans):  # closer is within a launch's spread
         return "Where the SMs worked, on one time axis"
     fast, slow = int(np.argmin(spans)), int(np.argmax(spans))
     times = significant(spans[slow] / spans[fast])
-    return f"{for_plotly(names[fast])} ends {times}× sooner than {for_plotly(names[slow])}"
-
-
-def _split_titles(titles: Sequence[str]) -> tuple[str, list[str]]:
-    """What all titles share, and what is each one's own, in the parts between their separators."""
-    parts = [str(title).split(" · ") for title in titles]
-    if len(parts) == 1 or len({len(p) for p in parts}) != 1:
-        return "", _distinct([str(title) for title in titles])
-    shared = [len(set(column)) == 1 for column in zip(*parts, strict=True)]
-    common = " · ".join(word for word, same in zip(parts[0], shared, strict=True) if same)
-    own = [" · ".join(word for word, same in zip(p, shared, strict=True) if not same) for p in parts]
-    return common, _distinct([name or "recording" for name in own])
+    return f"{for_plotly(names[slow], 60)} takes {times}× as long as {for_plotly(names[fast], 60)}"
 
 
 # --- where SM time went ------------------------------------------------------------------------------------------
@@ -168,7 +153,7 @@ def sm_time_bars(
     grade: str = "",
     launch: int | None = None,
     order: str = "work",
-    notes: Sequence[str] = (),
+    notes: Sequence[str] | None = None,
 ) -> go.Figure:
     """One stacked bar an SM: work, fetch, launch ramp, tail and never used, which sum to the makespan.
 
@@ -188,17 +173,18 @@ def sm_time_bars(
     rows = rows.sort_values(["work_ns", "sm"], ascending=[False, True]) if order == "work" else rows.sort_values("sm")
     makespan = float(rows["total_ns"].max())
     unit, size = time_unit(makespan)
-    detail = rows[["sm", "tiles", "ctas"]].to_numpy().astype(np.int32)
+    sms = rows["sm"].to_numpy().astype(np.int16)
     figure = go.Figure()
     for part, words, colour in PARTS:
         figure.add_bar(
             x=np.arange(len(rows), dtype=np.int16),
             y=(rows[f"{part}_ns"].to_numpy() / size).astype(np.float32),
-            customdata=detail,
+            customdata=rows[["sm", "tiles", "ctas"]].to_numpy().astype(np.int32) if part == "work" else sms,
             name=words,
             marker={"color": colour, "line": {"width": 0}},
-            hovertemplate=f"SM %{{customdata[0]}}: {words} %{{y:.4~g}} {unit}"
-            "<br>%{customdata[1]} tiles, %{customdata[2]} CTAs<extra></extra>",
+            hovertemplate=f"SM %{{customdata{'[0]' if part == 'work' else ''}}}: {words} %{{y:.4~g}} {unit}"
+            + ("<br>%{customdata[1]} tiles, %{customdata[2]} CTAs" if part == "work" else "")
+            + "<extra></extra>",
         )
     mean = float(rows["work_ns"].mean())
     figure.add_hline(
@@ -219,7 +205,9 @@ def sm_time_bars(
     most = duration(float(rows["work_ns"].max()), like=makespan)
     say = f"The busiest SM worked {most}, the average one {duration(mean, like=makespan)}"
     about = f"{attribute(sm_time, 'title', title)} · makespan {duration(makespan)} · SMs worked {percent(worked)}"
-    return finish(figure, say, about, attribute(sm_time, "grade", grade), height=330, notes=notes, legend=True)
+    return finish(
+        figure, say, about, attribute(sm_time, "grade", grade), height=330, notes=warned(notes, [sm_time]), legend=True
+    )
 
 
 def _sm_ticks(figure: go.Figure, sms: np.ndarray, title: str) -> None:
@@ -235,7 +223,7 @@ def sm_time_split(
     *,
     labels: Sequence[str] | None = None,
     grade: str = "",
-    notes: Sequence[str] = (),
+    notes: Sequence[str] | None = None,
 ) -> go.Figure:
     """One stacked bar a recording: how its SM time divides. Bars have the length of the makespan.
 
@@ -247,9 +235,7 @@ def sm_time_split(
     if not summaries:
         raise ValueError("summaries: expected at least one, got none")
     rows = pd.DataFrame([median_launch(summary) for summary in summaries])
-    common, own = _split_titles(
-        labels or [attribute(s, "title", f"recording {i + 1}") for i, s in enumerate(summaries)]
-    )
+    common, own = split_titles(labels or [attribute(s, "title", f"recording {i + 1}") for i, s in enumerate(summaries)])
     longest = float(rows["makespan_ns"].max())
     unit, size = time_unit(longest)
     names = [for_plotly(name, 60) for name in own]
@@ -285,20 +271,6 @@ def sm_time_split(
     figure.update_xaxes(range=[0, longest / size * 1.09])
     grades = grade or " and ".join(dict.fromkeys(attribute(s, "grade", "") for s in summaries))
     height = 46 + 46 * len(summaries)
-    return finish(figure, "Where the SMs' time went", common, grades, height=height, notes=notes, legend=True)
-
-
-def median_launch(summary: pd.DataFrame) -> pd.Series:
-    """The row of the launch whose makespan is the (lower) median."""
-    return summary.sort_values(["makespan_ns", "launch"]).iloc[(len(summary) - 1) // 2]
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Names of which some are equal, those numbered: bars of one name would be drawn on top of each other."""
-    twice = {name for name in names if list(names).count(name) > 1}
-    seen: dict[str, int] = {}
-    result = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        result.append(f"{name} ({seen[name]})" if name in twice else name)
-    return result
+    return finish(
+        figure, "Where the SMs' time went", common, grades, height=height, notes=warned(notes, summaries), legend=True
+    )

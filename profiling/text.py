@@ -2,6 +2,7 @@
 
 import html
 import textwrap
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -71,3 +72,24 @@ def for_plotly(words: object, limit: int = 160) -> str:
 def lines_for_plotly(words: object, width: int = 130, limit: int = 400) -> str:
     """As for_plotly, broken into lines: Plotly wraps no text."""
     return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(plain(words, limit), width))
+
+
+def split_titles(titles: Sequence[str]) -> tuple[str, list[str]]:
+    """What titles such as "extreme · forward · static" share, and what is each one's own; equal ones are numbered."""
+    parts = [str(title).split(" · ") for title in titles]
+    if len(parts) == 1 or len({len(p) for p in parts}) != 1:
+        return "", distinct([str(title) for title in titles])
+    shared = [len(set(column)) == 1 for column in zip(*parts, strict=True)]
+    common = " · ".join(word for word, same in zip(parts[0], shared, strict=True) if same)
+    own = [" · ".join(word for word, same in zip(p, shared, strict=True) if not same) for p in parts]
+    return common, distinct([name or "recording" for name in own])
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, of which equal ones are numbered: bars of one name would be drawn on top of each other."""
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(f"{name} ({seen[name]})" if list(names).count(name) > 1 else name)
+    return result

@@ -1,6 +1,7 @@
 """How every figure looks: fonts, colours that a colour-blind reader can tell apart, where title and grade stand."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -27,6 +28,7 @@ OCCUPANCY_SCALE = [
     [0.0, "#FBF4DF"], [0.25, "#E5C793"], [0.5, "#98A98D"], [0.75, "#3B7C95"], [1.0, "#0B3C5D"],
 ]  # fmt: skip
 LENGTH_SCALE = "Cividis"
+DENSITY_SCALE = [[0.0, "rgba(255,255,255,0)"], [0.0039, "#C6DBEF"], [0.5, "#4292C6"], [1.0, "#08306B"]]
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 TITLE_HEIGHT, LINE_HEIGHT = 54, 17
@@ -110,3 +112,12 @@ def finish(
 def attribute(frame: pd.DataFrame, key: str, given: str) -> str:
     """What the caller gave, else what the analysis left in the frame's attrs, else nothing."""
     return given or str(frame.attrs.get(key, ""))
+
+
+def warned(notes: Sequence[str] | None, results: Sequence[Any]) -> list[str]:
+    """The notes given, else the warnings of the results (a field, or in a frame's attrs), each once, marked."""
+    if notes is None:
+        notes = [
+            w for r in results for w in (r.attrs.get("warnings", ()) if isinstance(r, pd.DataFrame) else r.warnings)
+        ]
+    return [f"⚠ {note}" for note in dict.fromkeys(notes)]

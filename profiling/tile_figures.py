@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from profiling.layout import length_bins, merge_short, pack_lanes, padding_waste
 from profiling.text import count, duration, percent, short, time_unit
-from profiling.theme import BLUE, FAINT, LENGTH_SCALE, SKY, VERMILION, attribute, finish
+from profiling.theme import BLUE, DENSITY_SCALE, FAINT, LENGTH_SCALE, SKY, VERMILION, attribute, finish, warned
 
 MOST_POINTS = 20_000
 MOST_RECTANGLES = 2_000
@@ -24,7 +24,7 @@ def tile_cost(
     title: str = "",
     grade: str = "",
     most_points: int = MOST_POINTS,
-    notes: Sequence[str] = (),
+    notes: Sequence[str] | None = None,
 ) -> go.Figure:
     """A tile's cost against its sequence's KV length: a point a tile, or the density of tiles above most_points.
 
@@ -61,7 +61,9 @@ def tile_cost(
         f"density of {count(len(costs), 'tile')}, above {most_points:,} points" if dense else count(len(costs), "tile")
     )
     about = f"{attribute(costs, 'title', title)} · {drawn}"
-    return finish(figure, say, about, attribute(costs, "grade", grade), height=360, notes=notes, legend=True)
+    return finish(
+        figure, say, about, attribute(costs, "grade", grade), height=360, notes=warned(notes, [costs]), legend=True
+    )
 
 
 def _points(costs: pd.DataFrame, spent: np.ndarray, unit: str) -> go.Scatter:
@@ -81,19 +83,22 @@ def _density(length: np.ndarray, spent: np.ndarray, unit: str, cells: tuple[int,
     x = np.log10(np.maximum(length, 0.5))
     y = np.log10(np.maximum(spent, 1e-6))
     tiles, x_edges, y_edges = np.histogram2d(x, y, bins=cells)
-    shown = np.where(tiles > 0, np.log10(np.maximum(tiles, 1)), np.nan).T.astype(np.float32)
-    top = int(np.ceil(np.log10(max(10, tiles.max()))))
+    most = max(10.0, float(tiles.max()))
+    # A byte a cell, 0 for none and 1 to 255 on a log scale: counts as floats would make a report several times larger.
+    shown = np.where(tiles > 0, 1 + np.rint(254 * np.log10(np.maximum(tiles, 1)) / np.log10(most)), 0)
+    powers = np.arange(int(np.log10(most)) + 1)
     return go.Heatmap(
-        x=10 ** ((x_edges[:-1] + x_edges[1:]) / 2),
-        y=10 ** ((y_edges[:-1] + y_edges[1:]) / 2),
-        z=shown,
-        customdata=tiles.T.astype(np.int32),
+        x=(10 ** ((x_edges[:-1] + x_edges[1:]) / 2)).astype(np.float32),
+        y=(10 ** ((y_edges[:-1] + y_edges[1:]) / 2)).astype(np.float32),
+        z=shown.T.astype(np.uint8),
+        customdata=tiles.T.astype(np.uint16 if most < 65536 else np.int32),
         zmin=0,
-        colorscale="Blues",
+        zmax=255,
+        colorscale=DENSITY_SCALE,
         colorbar={
-            "title": {"text": "tiles in<br>the cell"},
-            "tickvals": list(range(top + 1)),
-            "ticktext": [f"{10**p:,}" for p in range(top + 1)],
+            "title": {"text": "tiles in<br>the cell", "font": {"size": 12}},
+            "tickvals": (1 + 254 * powers / np.log10(most)).tolist(),
+            "ticktext": [f"{10 ** int(p):,}" for p in powers],
             "thickness": 14,
             "outlinewidth": 0,
         },
@@ -147,7 +152,7 @@ def tile_gantt(
     grade: str = "",
     launch: int | None = None,
     most_rectangles: int = MOST_RECTANGLES,
-    notes: Sequence[str] = (),
+    notes: Sequence[str] | None = None,
 ) -> go.Figure:
     """The tiles of chosen SMs over time, coloured by KV length; CTAs that share an SM lie on lanes of it.
 
@@ -183,7 +188,7 @@ def tile_gantt(
     about = f"{attribute(spans, 'title', title)} · {drawn}"
     height = int(np.clip(18 * len(place), 180, 700))
     say = "Which tiles the SMs ran, coloured by KV length"
-    return finish(figure, say, about, attribute(spans, "grade", grade), height=height, notes=notes)
+    return finish(figure, say, about, attribute(spans, "grade", grade), height=height, notes=warned(notes, [spans]))
 
 
 def _lane_places(rows: pd.DataFrame, sms: Sequence[int]) -> tuple[dict[tuple[int, int], float], dict[int, int]]:
@@ -242,7 +247,7 @@ def length_histogram(
     *,
     title: str = "",
     grade: str = "derived",
-    notes: Sequence[str] = (),
+    notes: Sequence[str] | None = None,
 ) -> go.Figure:
     """How long the sequences are (logarithmic, with a bin of its own for 0), and what padding them would waste.
 
@@ -267,7 +272,9 @@ def length_histogram(
     say, waste = _padding_words(q, kv)
     about = f"{title} · {count(len(kv), 'sequence')}, {count(int((kv == 0).sum()))} with no keys"
     about += f", every Q {count(int(q[0]), 'token')}" if same_q and len(q) else ""
-    return finish(figure, say, about.lstrip(" ·"), grade, height=270, notes=[waste, *notes], legend=len(kinds) > 1)
+    return finish(
+        figure, say, about.lstrip(" ·"), grade, height=270, notes=[waste, *(notes or ())], legend=len(kinds) > 1
+    )
 
 
 def _length_bars(kind: str, lens: np.ndarray, colour: str, low: int, high: int) -> dict[str, Any]:

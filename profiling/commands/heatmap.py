@@ -41,6 +41,7 @@ def write_heatmaps(
     """
     from profiling import figures
     from profiling.compare import median_launch
+    from profiling.page import write_figures
     from profiling.sm_time import occupancy, summary
 
     found = []
@@ -52,4 +53,4 @@ def write_heatmaps(
         figure = figures.occupancy_heatmap(found[0], notes=notes)
     else:
         figure = figures.occupancy_comparison(found, notes=notes)
-    figure.write_html(output, include_plotlyjs=True)
+    write_figures(figure, output, title=found[0].title)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import typer
 
 from profiling.errors import UserError
+from profiling.text import plain
 
 FINE, WRONG_INPUT, INTERRUPTED = 0, 2, 130
 # typer has had this exception under two addresses; its BadParameter has always been one of them.
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(message: str) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {plain(message, 2000)}", file=sys.stderr)
     return WRONG_INPUT
 
 

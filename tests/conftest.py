@@ -8,6 +8,9 @@ import ctypes
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if WITHOUT_GPU:
         skip = pytest.mark.skip(reason=WITHOUT_GPU)
         for item in items:
-            if "gpu" in item.keywords:
+            if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
     if not config.getoption("--slow") and "slow" not in (config.getoption("-m") or ""):
         slow = [item for item in items if item.get_closest_marker("slow")]
@@ -88,3 +91,37 @@ def chromium() -> str:
 def repository() -> Path:
     """The folder that holds pyproject.toml."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of modelled recordings of one workload: {forward,backward}-{schedule}.parquet, all but `grid`."""
+    import numpy as np
+    from synthetic import SCHEDULES, synthetic_recording
+
+    folder = tmp_path_factory.mktemp("recordings")
+    rng = np.random.default_rng(0)
+    kv_lens = np.exp(rng.uniform(np.log(16), np.log(8192), 100)).astype(np.int64)
+    for direction in ("forward", "backward"):
+        for schedule in SCHEDULES[1:]:
+            recording = synthetic_recording(256, kv_lens, schedule=schedule, direction=direction, name="hsp-small")
+            recording.write(folder / f"{direction}-{schedule}.parquet")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def program(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run ``python -m profiling ARGUMENTS`` as a user does, from the repository's folder."""
+
+    def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "profiling", *map(str, arguments)],
+            cwd=repository,
+            env={**os.environ, "NO_COLOR": "1", **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+        )
+
+    return run

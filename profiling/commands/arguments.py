@@ -64,7 +64,7 @@ def output_file(path: Path, suffixes: Sequence[str]) -> Path:
 
 
 def output_folder(path: Path, option: str = "-o") -> Path:
-    """``path`` as a folder that can be written into; made if its parent is there. UserError otherwise."""
+    """``path`` if it is a folder that can be written into, or one can be made there. UserError otherwise."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{option} {path}: is a file; expected a folder, or a name for a new one")
     if path.is_dir():
@@ -72,7 +72,6 @@ def output_folder(path: Path, option: str = "-o") -> Path:
             raise UserError(f"{option} {path}: no permission to write into it; give another folder")
         return path
     _writable_folder(path.parent, path, option)
-    path.mkdir()
     return path
 
 

@@ -29,10 +29,10 @@ def demo(out: Output = Path("profiling-demo"), data: Data = DATA, json: argument
     """
     from profiling.report import write_report
 
+    arguments.output_folder(out, "--out")
     paths = sorted(data.glob("*.parquet"))
     if not paths:
         raise UserError(f"demo: there are no recordings in {data}; reinstall the package")
-    arguments.output_folder(out, "--out")
     with printing.progress() as bar:
         task = bar.add_task("reading", total=2 * len(paths) + 1)
         recordings = []

@@ -27,6 +27,6 @@ def export(file: arguments.RecordingFile, output: Output) -> None:
 
     arguments.output_file(output, [".json", ".json.gz"])
     recording = Recording.read(file)
-    write_trace(recording, output)
-    printing.line(f"{recording.title()} ({recording.grade}): trace in {output}")
-    printing.warnings(recording.warnings())
+    trace = write_trace(recording, output)
+    printing.line(f"{recording.title()} ({recording.grade}): {trace.written:,} spans in {output}")
+    printing.warnings([*recording.warnings(), *filter(None, [trace.notice])])

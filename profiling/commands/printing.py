@@ -51,8 +51,8 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], *, title
 
 
 def line(words: str = "") -> None:
-    """One line of plain text on stdout."""
-    console().print(Text(words), soft_wrap=True)
+    """One line of plain text on stdout; a stranger's control characters do not reach the terminal."""
+    console().print(Text("".join(c if c.isprintable() else " " for c in words)), soft_wrap=True)
 
 
 def warnings(lines: Iterable[str], of: str = "") -> None:
@@ -82,15 +82,17 @@ def records(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def progress() -> Progress:
-    """A progress bar on stderr that goes away when it is done."""
+    """A progress bar on stderr that goes away when it is done; none where stderr is no terminal."""
+    errors = console(stderr=True)
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=console(stderr=True),
+        console=errors,
         transient=True,
+        disable=not errors.is_terminal,
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from profiling.errors import UserError
-from profiling.launches import basis_of, blocks_of, labelled, launches_of, one_launch
+from profiling.launches import Launch, basis_of, blocks_of, labelled, launches_of, one_launch
 from profiling.recording import Recording
 from profiling.tiles import tail_sequences, tail_tiles, tile_cost, tile_spans
 

@@ -1,0 +1,124 @@
+"""The arithmetic of `bench`, its turns, and what it does without a GPU; on a GPU, a whole small run."""
+
+import json
+import statistics
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiling import bench as module
+from profiling.bench import FEWEST_ROUNDS, MOST_ROUNDS, Row, against_best_peer, bench, find_peers, rotations, summarise
+from profiling.commands.bench import show, timed_workloads
+from profiling.errors import UserError
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=50))
+def test_median_and_spread_are_numpys(samples):
+    median, iqr, tflops = summarise(samples, 2e12)
+    low, high = np.percentile(samples, [25, 75])
+    assert median == pytest.approx(np.median(samples))
+    assert iqr == pytest.approx(high - low, abs=1e-9)
+    assert tflops == pytest.approx(2e12 / (median * 1e-3) / 1e12)
+
+
+def test_one_sample_has_no_spread():
+    assert summarise([2.0], 4e9) == (2.0, 0.0, 2.0)
+
+
+@given(st.integers(1, 9), st.integers(0, 40))
+def test_in_every_round_each_runs_once_and_the_first_place_goes_round(count, rounds):
+    orders = list(rotations(count, rounds))
+    assert len(orders) == rounds
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    firsts = [order[0] for order in orders]
+    assert max(map(firsts.count, range(count))) - min(map(firsts.count, range(count))) <= 1
+
+
+def test_rounds_fit_the_time_within_bounds():
+    assert module.round_count(0.0) == MOST_ROUNDS
+    assert module.round_count(1e9) == FEWEST_ROUNDS
+    assert module.round_count(30.0) == 50
+
+
+def rows(*times):
+    """(implementation, median, IQR) of one workload and direction."""
+    made = [Row("w", "forward", name, "", median, iqr) for name, median, iqr in times]
+    return pd.DataFrame([vars(row) for row in made])
+
+
+def test_the_best_peer_is_the_measure_and_the_spread_counts():
+    table = rows(("jfa-triton", 1.0, 0.01), ("jfa-triton", 1.95, 0.01), ("fa4", 2.0, 0.1), ("fa3", 3.0, 0.1))
+    assert against_best_peer(table).tolist()[:2] == [2.0, 1.0]
+    assert against_best_peer(table).isna().tolist() == [False, False, True, True]
+
+
+def test_without_a_peer_that_ran_there_is_nothing_to_compare_with():
+    table = rows(("jfa-triton", 1.0, 0.01), ("fa4", None, None))
+    assert against_best_peer(table).isna().all()
+    assert against_best_peer(rows(("jfa-triton", 1.0, 0.01))).isna().all()
+    assert against_best_peer(rows(("jfa-triton", None, None), ("fa4", 1.0, 0.1))).isna().all()
+
+
+def test_an_exception_is_one_short_line():
+    assert module.one_line(ValueError("a\n  b")) == "ValueError: a b"
+    assert len(module.one_line(RuntimeError("x" * 1000))) == 200
+
+
+def test_peers_that_do_not_import_say_why():
+    found, left_out = find_peers()
+    assert set(found) | set(left_out) == {"fa4", "fa3", "torch-varlen"}
+    assert not set(found) & set(left_out)
+    assert all(":" in why for why in left_out.values())
+
+
+def test_without_a_gpu_there_is_no_number(device):
+    if device == "cuda":
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match="GPU"):
+        bench([])
+
+
+def table_of(rows, **facts):
+    table = pd.DataFrame([vars(row) for row in rows], columns=list(Row.__dataclass_fields__))
+    table.attrs = {"gpu": "a GPU", "torch": "2.13", "left_out": {}, "interrupted": False} | facts
+    return table
+
+
+def test_a_peer_that_raised_is_a_row_that_says_so(capsys):
+    made = [
+        Row("w", "forward", "jfa-triton", "static", 1.5, 0.01, 400.0, 50),
+        Row("w", "forward", "fa4", "", error="E: x"),
+    ]
+    show(table_of(made, left_out={"fa3": "ImportError: no"}), True, False)
+    output = capsys.readouterr().out
+    assert "E: x" in output and "400" in output and "measured" in output
+    assert "note: fa3 left out: ImportError: no" in output
+    assert "dQ is not summed over the batch" in output
+
+
+def test_what_was_measured_before_an_interrupt_is_shown(capsys):
+    show(table_of([Row("w", "forward", "jfa-triton", "static", 1.5, 0.01, 400.0, 50)], interrupted=True), False, True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["interrupted"] and len(found["rows"]) == 1
+    assert found["rows"][0]["median_ms"] == 1.5 and found["rows"][0]["against_best_peer"] is None
+    assert found["grade"] == "measured"
+
+
+def test_timed_workloads_leave_out_those_made_for_a_try():
+    names = timed_workloads()
+    assert "hsp-loguniform" in names and "dense-4096" in names
+    assert not [name for name in names if name.startswith("tiny")]
+
+
+@pytest.mark.gpu
+def test_a_small_run_on_the_gpu():
+    from jfa import workloads
+
+    table = bench([workloads.get("tiny")], schedules=("static", "balanced-dynamic"), peers=True)
+    ours = table[table["implementation"] == "jfa-triton"]
+    assert ours["error"].eq("").all() and len(ours) == 4
+    assert (ours["median_ms"] > 0).all() and (ours["rounds"] >= FEWEST_ROUNDS).all()
+    assert statistics.median(ours["tflops"]) > 0

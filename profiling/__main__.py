@@ -9,7 +9,7 @@ import typer
 from profiling.errors import UserError
 from profiling.text import plain
 
-FINE, WRONG_INPUT, INTERRUPTED = 0, 2, 130
+FINE, WRONG_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 2, 130, 141
 # typer has had this exception under two addresses; its BadParameter has always been one of them.
 USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -28,9 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(error.format_message())  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # rich and typer say the former with the latter, and nothing else
         _silence()
-        return FINE
+        return PIPE_CLOSED
     except OSError as error:
         if error.filename is None:
             raise

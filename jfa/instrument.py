@@ -127,6 +127,22 @@ def close_lane(lane, count, LEVEL: tl.constexpr):
         store_pair(lane + 4, clock, tl.full((), 0, tl.int64) + count)
 
 
+@triton.jit
+def _read_timer_often(out, count):
+    for index in range(count):
+        tl.store(out + index, read_timer())
+
+
+def timer_resolution_ns(device: Any, readings: int = 20_000) -> int:
+    """The step of %globaltimer on ``device``, ns: the smallest difference that a thread reading it on and on sees."""
+    import torch
+
+    out = torch.zeros(readings, dtype=torch.int64, device=device)
+    _read_timer_often[(1,)](out, readings, num_warps=1)
+    steps = out.diff()
+    return int(steps[steps > 0].min())
+
+
 @dataclass(frozen=True)
 class Recorder:
     """A recorder's buffer on the device, for one launch.

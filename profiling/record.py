@@ -1,0 +1,344 @@
+"""Run a kernel of ours with its recorder on, and bring back a :class:`Recording`. Needs a CUDA GPU and Triton."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+import jfa
+from jfa.workloads import Workload
+from profiling.errors import UserError
+from profiling.recording import SCHEMA, Recording
+
+if TYPE_CHECKING:
+    import torch
+
+    from jfa.config import BackwardConfig, ForwardConfig
+    from jfa.instrument import Recorder
+    from jfa.lanes import Lanes
+    from jfa.schedule import Items
+
+_HEAD_START_CYCLES = 1_000_000
+"""The GPU sleeps this long before a timed launch, so that the host's launch is queued and not part of the time."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One kernel on one workload, ready to run again and again with any recorder."""
+
+    kernel: str
+    direction: str
+    schedule: str
+    config: ForwardConfig | BackwardConfig
+    block: int
+    heads: int
+    items: Items
+    ctas: int
+    run: Callable[[Recorder], Any]
+
+
+def record(
+    workload: Workload,
+    *,
+    schedule: str = "balanced-dynamic",
+    direction: str = "forward",
+    impl: str = "auto",
+    level: str = "tile",
+    launches: int = 1,
+    repeats: int = 20,
+) -> Recording:
+    """Run ``workload`` and record ``launches`` launches at ``level`` (cta or tile).
+
+    The plain and the recorded kernel are timed ``repeats`` times, in turn, in this process; both medians and spreads go
+    into the metadata. The tile table is built before: its cost is not in these times.
+
+    Raises:
+        UserError: no GPU, or an unknown schedule, direction, implementation or level.
+    """
+    device = _device()
+    for name, given, known in (
+        ("direction", direction, ("forward", "backward")),
+        ("impl", impl, ("auto", "triton")),
+        ("level", level, ("cta", "tile")),
+    ):
+        if given not in known:
+            raise UserError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+    from jfa import instrument
+
+    launcher = _launcher(workload, schedule, direction, device)
+    capacity = _capacity(launcher, level)
+
+    def recorder() -> Recorder:
+        return instrument.Recorder.allocate(level, launcher.ctas, capacity, device)
+
+    with instrument.workload_label(workload.name):
+        durations = _durations(launcher, recorder(), repeats)
+        taken = []
+        for _ in range(launches):
+            fresh = recorder()
+            launcher.run(fresh)
+            taken.append(fresh.read())
+    metadata = {
+        "schema": SCHEMA,
+        "grade": "measured",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gpu": _gpu(device, taken),
+        "versions": _versions(),
+        "kernel": _kernel(launcher, device),
+        "workload": workload.metadata(direction),
+        "level": level,
+        "launches": launches,
+        "events": _losses(taken),
+        "durations": durations,
+        "clock": _worst_clock(taken),
+        "command": _command(workload, schedule, direction, level, launches, repeats),
+    }
+    frames = [_frame(index, spans, launcher, workload, level) for index, spans in enumerate(taken)]
+    return Recording(pd.concat(frames, ignore_index=True), metadata)
+
+
+def _device() -> torch.device:
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"record: needs torch and Triton ({error}); install the extra: pip install '.[kernels]'"
+        ) from None
+    if not torch.cuda.is_available():
+        raise UserError("record: found no CUDA GPU; record on a machine with one, and look at the file anywhere")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _launcher(workload: Workload, schedule: str, direction: str, device: torch.device) -> Launcher:
+    """The kernel that the op would launch for this workload, its table built."""
+    from jfa import attention, validation
+    from jfa.config import backward_config, forward_config
+    from jfa.impl.triton import backward, forward, launch
+
+    inputs = workload.inputs(device)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    offsets = (inputs.kv_offsets, inputs.q_offsets)
+    window = workload.window
+    try:
+        problem = validation.validate(
+            q, k, v, *offsets, None, workload.max_kv_len, None, workload.causal, window, False, "triton", schedule
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"record: {error}") from None
+    schedule = "balanced-dynamic" if schedule == "auto" else schedule
+    capability, size = launch.capability(device), q.element_size()
+    forward_as = forward_config(capability, problem.head_dim, size)
+    items = attention.forward_items(*offsets, problem, forward_as.block_q, schedule)
+    if direction == "forward":
+
+        def run_forward(recorder: Recorder) -> Any:
+            return forward.forward(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items, recorder))
+
+        ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, forward_as.ctas_per_sm)
+        return Launcher(
+            "jfa_forward", direction, schedule, forward_as, forward_as.block_q, problem.heads, items, ctas, run_forward
+        )
+    out, lse = forward.forward(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
+    grad_out = inputs.grad_out.reshape(out.shape)
+    backward_as = backward_config(capability, problem.head_dim, size)
+    key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)
+
+    def run_backward(recorder: Recorder) -> Any:
+        run = launch.Run(schedule, key_items, recorder)
+        return backward.backward(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
+
+    heads = problem.heads_kv
+    ctas = launch.grid(launch.Run(schedule, key_items), heads, device, backward_as.ctas_per_sm)
+    return Launcher(
+        "jfa_backward", direction, schedule, backward_as, backward_as.block_kv, heads, key_items, ctas, run_backward
+    )
+
+
+def _capacity(launcher: Launcher, level: str) -> int:
+    """Events a lane can hold: on demand a CTA may take many more tiles than its share, but not more than there are."""
+    if level == "cta":
+        return 0
+    tiles = launcher.items.max_items * launcher.heads
+    return min(tiles, 16 * -(-tiles // launcher.ctas) + 1024) + 2
+
+
+def _durations(launcher: Launcher, recorder: Recorder, repeats: int) -> dict[str, float]:
+    """Median and interquartile range of the plain and the recorded run, ns, taken in turn after a warm-up.
+
+    A backward run includes its delta and rounding kernels, on both sides alike.
+    """
+    from jfa.instrument import OFF
+
+    times: dict[str, list[float]] = {"plain": [], "recorded": []}
+    for repeat in range(repeats + 3):
+        order = (("plain", OFF), ("recorded", recorder))
+        for name, which in order if repeat % 2 else order[::-1]:
+            took = _timed(launcher, which)
+            if repeat >= 3:
+                times[name].append(took)
+    summary: dict[str, float] = {"repeats": repeats}
+    for name, values in times.items():
+        low, high = np.percentile(values, [25, 75])
+        summary[f"{name}_ns"] = round(median(values))
+        summary[f"{name}_iqr_ns"] = round(float(high - low))
+    return summary
+
+
+def _timed(launcher: Launcher, recorder: Recorder) -> float:
+    """One run, in ns, between two events on the stream."""
+    import torch
+
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(_HEAD_START_CYCLES)
+    begin.record()
+    launcher.run(recorder)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e6
+
+
+def _frame(index: int, spans: Lanes, launcher: Launcher, workload: Workload, level: str) -> pd.DataFrame:
+    """The rows of one launch."""
+    lives = pd.DataFrame(
+        {
+            "cta": spans.lane,
+            "sm": spans.sm,
+            "event": "cta",
+            "tile": -1,
+            "batch": -1,
+            "head": -1,
+            "block": -1,
+            "start_ns": spans.start_ns,
+            "end_ns": spans.end_ns,
+        }
+    )
+    frames = [lives]
+    if level != "cta":
+        names = {number: name for name, number in _kinds().items()}
+        tiles = pd.DataFrame(
+            {
+                "cta": spans.lane[spans.event_lane],
+                "sm": spans.sm[spans.event_lane],
+                "event": [names[int(kind)] for kind in spans.kind],
+                **_tile_columns(spans.tile, launcher, workload),
+                "start_ns": spans.event_start_ns,
+                "end_ns": spans.event_end_ns,
+            }
+        )
+        frames.append(tiles)
+    rows = pd.concat(frames, ignore_index=True)
+    return rows.assign(launch=index, role="cta", stage=-1)
+
+
+def _kinds() -> dict[str, int]:
+    from jfa.lanes import KINDS
+
+    return KINDS
+
+
+def _tile_columns(tile: np.ndarray, launcher: Launcher, workload: Workload) -> dict[str, np.ndarray]:
+    """tile (rank in the natural order), batch, head and block of tiles numbered in the schedule's order; −1 stays."""
+    pairs = launcher.items.pairs.cpu().numpy()
+    owner = workload.q_lens if launcher.direction == "forward" else workload.kv_lens
+    blocks = -(-owner // launcher.block)
+    first = np.cumsum(blocks) - blocks
+    real = tile >= 0
+    item = np.where(real, tile // launcher.heads, 0)
+    head = np.where(real, tile % launcher.heads, -1)
+    batch, block = pairs[item, 0], pairs[item, 1]
+    natural = (first[batch] + block) * launcher.heads + head
+    return {
+        "tile": np.where(real, natural, -1),
+        "batch": np.where(real, batch, -1),
+        "head": head,
+        "block": np.where(real, block, -1),
+    }
+
+
+def _losses(taken: list[Lanes]) -> dict[str, Any]:
+    by_lane: dict[str, int] = {}
+    for spans in taken:
+        missing = spans.offered - spans.kept
+        for position in np.flatnonzero(missing):
+            lane = str(int(spans.lane[position]))
+            by_lane[lane] = by_lane.get(lane, 0) + int(missing[position])
+    written = sum(int(spans.kept.sum()) + len(spans.lane) for spans in taken)
+    return {"written": written, "lost": sum(by_lane.values()), "lost_by_lane": by_lane}
+
+
+def _worst_clock(taken: list[Lanes]) -> dict[str, float | int]:
+    """The clock fit of the launch that fits worst."""
+    return max((spans.clock for spans in taken), key=lambda fit: fit.residual_ns_max).metadata()
+
+
+def _gpu(device: torch.device, taken: list[Lanes]) -> dict[str, Any]:
+    import torch
+
+    from jfa.instrument import timer_resolution_ns
+
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "sm_count": properties.multi_processor_count,
+        "capability": [properties.major, properties.minor],
+        "clock_mhz": round(median(spans.clock.rate_ghz for spans in taken) * 1000),
+        "timer_resolution_ns": timer_resolution_ns(device),
+    }
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import triton
+
+    return {
+        "jfa": jfa.__version__,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "driver": _driver(),
+    }
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return answer.splitlines()[0].strip() if answer.strip() else "unknown"
+
+
+def _kernel(launcher: Launcher, device: torch.device) -> dict[str, Any]:
+    """The recorded kernel is compiled from the plain one's configuration, so that their hashes are one."""
+    import torch
+
+    from jfa.config import config_hash, describe
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return {
+        "name": launcher.kernel,
+        "impl": "triton",
+        "direction": launcher.direction,
+        "schedule": launcher.schedule,
+        "arch": f"sm_{major}{minor}",
+        "config": describe(launcher.config),
+        "config_hash": config_hash(launcher.config),
+        "plain_config_hash": config_hash(launcher.config),
+        "num_ctas": launcher.ctas,
+    }
+
+
+def _command(workload: Workload, schedule: str, direction: str, level: str, launches: int, repeats: int) -> str:
+    return (
+        f"python -m profiling record --workload {workload.name} --schedule {schedule} --direction {direction} "
+        f"--level {level} --launches {launches} --repeats {repeats}"
+    )

@@ -36,7 +36,7 @@ def write(recording: Recording, path: str | PathLike[str]) -> None:
         RecordingError: the folder does not exist, or the file cannot be written.
     """
     metadata = {**recording.metadata, "schema": SCHEMA}
-    text = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(metadata, separators=(",", ":"), allow_nan=False)
     table = _table(recording.events)
     options = _options(len(table)) | {
         "use_dictionary": list(CATEGORY_COLUMNS),
@@ -94,9 +94,10 @@ def read(path: str | PathLike[str]) -> tuple[pd.DataFrame, dict[str, Any]]:
     """
     _check_path(Path(path))
     try:
-        with pq.ParquetFile(path, read_dictionary=list(CATEGORY_COLUMNS), page_checksum_verification=True) as file:
+        with pq.ParquetFile(path) as file:
             metadata = _metadata(file.metadata.metadata or {}, path)
             _check_columns(file.schema_arrow, path)
+        with pq.ParquetFile(path, read_dictionary=list(CATEGORY_COLUMNS), page_checksum_verification=True) as file:
             table = file.read(columns=list(COLUMNS))
     except _DAMAGE as error:
         raise RecordingError(
@@ -131,7 +132,7 @@ def _metadata(schema_metadata: dict[bytes, bytes], path: str | PathLike[str]) ->
         metadata = json.loads(text)
         if not isinstance(metadata, dict):
             raise ValueError("not an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordingError(f"{path}: metadata key 'jfa' holds no JSON object ({error}); record it again") from error
     schema = metadata.get("schema")
     major, dot, minor = str(schema).partition(".")
@@ -151,7 +152,8 @@ def _check_columns(schema: pa.Schema, path: str | PathLike[str]) -> None:
         kind = schema.field(indices[0]).type
         if name in INTEGER_COLUMNS and not pa.types.is_integer(kind):
             raise RecordingError(f"{path}: column {name!r} has type {kind}; expected {INTEGER_COLUMNS[name]}")
-        if name in CATEGORY_COLUMNS and not (pa.types.is_dictionary(kind) or pa.types.is_string(kind)):
+        names = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if name in CATEGORY_COLUMNS and not (pa.types.is_string(names) or pa.types.is_large_string(names)):
             raise RecordingError(f"{path}: column {name!r} has type {kind}; expected names (text)")
 
 

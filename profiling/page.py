@@ -62,6 +62,7 @@ def environment() -> jinja2.Environment:
         "significant": text.significant,
         "number": lambda value: text.count(value),
         "plain": text.plain,
+        "together": text.together,
         "figure": figure_json,
     }
     return made

@@ -26,6 +26,7 @@ INDEX = "index.html"
 PAGE_BYTES = 3_000_000  # what plotly.js (4.82 MB) leaves of MOST_BYTES, with a margin
 FIXED_BYTES = 45_000  # of a recording: tables, bars, lengths, density
 TAIL_ROWS = 8
+TELLING = "the last to end, those in the middle, the first to run dry"
 REST = {"fetch": "fetching", "ramp": "the launch ramp", "tail": "the tail", "unused": "unused SMs"}
 
 
@@ -46,7 +47,7 @@ class Bounds:
         return cls(
             bins=int(np.clip(0.6 * each / (2.67 * sms), 20, 400)),
             rectangles=int(np.clip(0.2 * each / 60, 100, 1500)),
-            points=int(np.clip(0.2 * each / 27, 500, 8000)),
+            points=int(np.clip(0.2 * each / 27, 500, 10_000)),
         )
 
     def words(self) -> str:
@@ -202,7 +203,9 @@ def _figures(recording: Recording, times: pd.DataFrame, launch: int, bounds: Bou
         spans = tile_spans(recording, launch)
         if len(spans):
             drawn.append(
-                figures.tile_gantt(spans, telling_sms(times, launch), launch=launch, most_rectangles=bounds.rectangles)
+                figures.tile_gantt(
+                    spans, telling_sms(times, launch), which=TELLING, launch=launch, most_rectangles=bounds.rectangles
+                )
             )
         costs = tile_cost(recording, allow_partial=True)
         if len(costs):
@@ -216,7 +219,7 @@ def _figures(recording: Recording, times: pd.DataFrame, launch: int, bounds: Bou
 
 
 def telling_sms(times: pd.DataFrame, launch: int, each: int = 2) -> list[int]:
-    """SMs that show the spread, by the end of their work: the last, those in the middle, the first to run dry."""
+    """SMs that show the spread, by the end of their work; `TELLING` says which."""
     rows = times[(times["launch"] == launch) & (times["work_ns"] > 0)]
     by_end = rows.sort_values(["tail_ns", "sm"])["sm"].to_numpy()
     middle = max(0, len(by_end) // 2 - each // 2)
@@ -396,7 +399,6 @@ def _group(
         {**row, "id": section["id"], "name": name}
         for row, section, name in zip(_records(result.table), sections, names, strict=True)
     ]
-    warned = [f"{name}: {line}" for section, name in zip(sections, names, strict=True) for line in section["warnings"]]
     blocked = [f"no speedup is given: {line}" for line in result.obstacles]
     split = figures.sm_time_split([s["launches"] for s in sections], labels=[s["title"] for s in sections])
     return {
@@ -406,9 +408,18 @@ def _group(
         "longest_ns": float(result.table["makespan_ns"].max()),
         "speedup_of": result.speedup_of,
         "verdict": _group_verdict(rows, result.speedup_of),
-        "warnings": [*blocked, *result.differences, *warned],
+        "warnings": [*blocked, *result.differences, *_gathered(sections, names)],
         "figures": [figures.occupancy_comparison(busy), split],
     }
+
+
+def _gathered(sections: list[dict[str, Any]], names: list[str]) -> list[str]:
+    """All recordings' warnings, each line once, with the names of those that it touches."""
+    touched: dict[str, list[str]] = {}
+    for section, name in zip(sections, names, strict=True):
+        for line in section["warnings"]:
+            touched.setdefault(line, []).append(name)
+    return [f"{'all' if len(who) == len(names) else ', '.join(who)}: {line}" for line, who in touched.items()]
 
 
 def _group_verdict(rows: list[dict[str, Any]], speedup_of: str) -> str:

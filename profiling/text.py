@@ -1,6 +1,7 @@
 """Numbers and strangers' words as a reader sees them: times with units, shares, counts, escaped text."""
 
 import html
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -56,6 +57,11 @@ def short(number: float) -> str:
         if abs(number) >= size:
             return f"{significant(number / size)} {name}"
     return f"{number:,.0f}"
+
+
+def together(words: str) -> str:
+    """The words with no line break between a number and its unit."""
+    return re.sub(r"(\d) (%|ns|µs|ms|s)(?!\w)", "\\1\u00a0\\2", words)
 
 
 def plain(words: object, limit: int = 160) -> str:

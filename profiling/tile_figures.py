@@ -148,6 +148,7 @@ def tile_gantt(
     spans: pd.DataFrame,
     sms: Sequence[int],
     *,
+    which: str = "",
     title: str = "",
     grade: str = "",
     launch: int | None = None,
@@ -163,6 +164,7 @@ def tile_gantt(
     ----------
     spans : columns launch, sm, cta, batch, head, block, kv_len, start_ns, end_ns: a row a tile.
     sms : the SMs to draw, from top to bottom.
+    which : in words, why these.
     """
     chosen = int(spans["launch"].iloc[0]) if launch is None and len(spans) else launch
     rows = spans[(spans["launch"] == chosen) & spans["sm"].isin(list(sms))]
@@ -182,7 +184,7 @@ def tile_gantt(
         showgrid=False,
     )
     figure.update_layout(bargap=0.08)
-    drawn = f"{count(len(rows), 'tile')} of {count(len(lanes), 'SM')}"
+    drawn = f"{count(len(rows), 'tile')} of {count(len(lanes), 'SM')}" + (f" ({which})" if which else "")
     if shorter_ns:
         drawn += f" as {count(len(merged), 'rectangle')}: neighbours shorter than {duration(shorter_ns, 3)} are joined"
     about = f"{attribute(spans, 'title', title)} · {drawn}"
@@ -270,7 +272,8 @@ def length_histogram(
     figure.update_yaxes(title_text="sequences")
     figure.update_layout(bargap=0.06, bargroupgap=0)
     say, waste = _padding_words(q, kv)
-    about = f"{title} · {count(len(kv), 'sequence')}, {count(int((kv == 0).sum()))} with no keys"
+    empty = int((kv == 0).sum())
+    about = f"{title} · {count(len(kv), 'sequence')}, {f'{empty:,}' if empty else 'none'} without keys"
     about += f", every Q {count(int(q[0]), 'token')}" if same_q and len(q) else ""
     return finish(
         figure, say, about.lstrip(" ·"), grade, height=270, notes=[waste, *(notes or ())], legend=len(kinds) > 1

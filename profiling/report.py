@@ -15,7 +15,7 @@ from profiling.errors import RecordingError, UserError
 from profiling.page import GENERATOR, PLOTLY_FILE, plotly_js, render, write
 from profiling.recording import Recording
 from profiling.sm_time import occupancy, sm_time, summary, tail_sequences, tail_tiles, tile_cost, tile_spans
-from profiling.text import count, distinct, duration, percent, plain, significant, split_titles
+from profiling.text import WHOLE_CTAS, count, distinct, duration, percent, plain, significant, split_titles, times
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -133,8 +133,8 @@ def _parts() -> tuple[tuple[str, str, str], ...]:
 
 
 def _section(recording: Recording, anchor: str, title: str, bounds: Bounds) -> dict[str, Any]:
-    times = sm_time(recording)
-    launches = summary(recording, times)
+    sm_times = sm_time(recording)
+    launches = summary(recording, sm_times)
     row = median_launch(launches)
     launch = int(row["launch"])
     one = recording
@@ -147,23 +147,17 @@ def _section(recording: Recording, anchor: str, title: str, bounds: Bounds) -> d
         "id": anchor,
         "title": title,
         "grade": recording.grade,
-        "warnings": [*recording.warnings(), *_basis_warning(launches)],
+        "warnings": recording.warnings() + ([WHOLE_CTAS] if launches.attrs["basis"] == "cta" else []),
         "row": {**row.to_dict(), "launch": launch},
         "launches": launches,
         "which_launch": _which_launch(launches, launch),
         "verdict": _verdict(row),
-        "figures": _figures(one, times, launch, bounds),
+        "figures": _figures(one, sm_times, launch, bounds),
         "tail": tail,
         "facts": _facts(recording),
         "metadata": json.dumps(metadata, indent=2, ensure_ascii=False),
         "shortened": shortened,
     }
-
-
-def _basis_warning(launches: pd.DataFrame) -> list[str]:
-    if launches.attrs.get("basis") != "cta":
-        return []
-    return ["recorded at level cta: whole CTAs count as work, so what they spend between tiles hides in it"]
 
 
 def _which_launch(launches: pd.DataFrame, launch: int) -> str:
@@ -180,7 +174,7 @@ def _verdict(row: pd.Series) -> str:
         return f"No SM worked in {duration(makespan)}: the batch held no work, or the recording holds no tile."
     words = (
         f"{sms} SMs worked {percent(row['work_share'])} of {duration(makespan)}. Spread perfectly, the same work would "
-        f"have ended after {duration(row['fair_ns'], like=makespan)}: {significant(row['headroom'])}× headroom."
+        f"have ended after {duration(row['fair_ns'], like=makespan)}: {times(row['headroom'])} headroom."
     )
     part = max(REST, key=lambda name: row[f"{name}_share"])
     if row[f"{part}_share"] >= 0.005:
@@ -192,19 +186,23 @@ def _verdict(row: pd.Series) -> str:
     return words
 
 
-def _figures(recording: Recording, times: pd.DataFrame, launch: int, bounds: Bounds) -> "list[go.Figure]":
+def _figures(recording: Recording, sm_times: pd.DataFrame, launch: int, bounds: Bounds) -> "list[go.Figure]":
     from profiling import figures
 
     drawn = [
         figures.occupancy_heatmap(occupancy(recording, bins=bounds.bins, launch=launch)),
-        figures.sm_time_bars(times, launch=launch),
+        figures.sm_time_bars(sm_times, launch=launch),
     ]
     try:
-        spans = tile_spans(recording, launch)
-        if len(spans):
+        spans, sms = tile_spans(recording, launch), telling_sms(sm_times, launch)
+        if spans["sm"].isin(sms).any():
             drawn.append(
                 figures.tile_gantt(
-                    spans, telling_sms(times, launch), which=TELLING, launch=launch, most_rectangles=bounds.rectangles
+                    spans,
+                    telling_sms(sm_times, launch),
+                    which=TELLING,
+                    launch=launch,
+                    most_rectangles=bounds.rectangles,
                 )
             )
         costs = tile_cost(recording, allow_partial=True)
@@ -218,9 +216,9 @@ def _figures(recording: Recording, times: pd.DataFrame, launch: int, bounds: Bou
     return drawn
 
 
-def telling_sms(times: pd.DataFrame, launch: int, each: int = 2) -> list[int]:
+def telling_sms(sm_times: pd.DataFrame, launch: int, each: int = 2) -> list[int]:
     """SMs that show the spread, by the end of their work; `TELLING` says which."""
-    rows = times[(times["launch"] == launch) & (times["work_ns"] > 0)]
+    rows = sm_times[(sm_times["launch"] == launch) & (sm_times["work_ns"] > 0)]
     by_end = rows.sort_values(["tail_ns", "sm"])["sm"].to_numpy()
     middle = max(0, len(by_end) // 2 - each // 2)
     chosen = [*by_end[:each], *by_end[middle : middle + each], *by_end[-each:]]

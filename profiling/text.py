@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+WHOLE_CTAS = "recorded at level cta: whole CTAs count as work, so what they spend between tiles hides in it"
 TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 
 
@@ -43,6 +44,11 @@ def percent(share: float) -> str:
     if 0 < share < 0.0005:
         return "< 0.1 %"
     return f"{share * 100:.1f} %"
+
+
+def times(factor: float) -> str:
+    """A factor with three significant digits: 1.2345 → "1.23×"."""
+    return f"{significant(factor)}×" if np.isfinite(factor) else "–"
 
 
 def count(number: float, one: str = "", many: str = "") -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from profiling.text import lines_for_plotly
+from profiling.text import WHOLE_CTAS, lines_for_plotly
 
 # Okabe and Ito's palette: told apart with any of the common colour deficiencies.
 BLUE, ORANGE, SKY, YELLOW, VERMILION, GREEN, PURPLE = (
@@ -115,9 +115,11 @@ def attribute(frame: pd.DataFrame, key: str, given: str) -> str:
 
 
 def warned(notes: Sequence[str] | None, results: Sequence[Any]) -> list[str]:
-    """The notes given, else the warnings of the results (a field, or in a frame's attrs), each once, marked."""
-    if notes is None:
-        notes = [
-            w for r in results for w in (r.attrs.get("warnings", ()) if isinstance(r, pd.DataFrame) else r.warnings)
-        ]
-    return [f"⚠ {note}" for note in dict.fromkeys(notes)]
+    """The notes given, else the warnings of the results (a field, or in a frame's attrs), each once, marked.
+
+    That whole CTAs count as work is said in any case.
+    """
+    said = [result.attrs if isinstance(result, pd.DataFrame) else vars(result) for result in results]
+    lines = list(notes) if notes is not None else [line for facts in said for line in facts.get("warnings", ())]
+    lines += [WHOLE_CTAS for facts in said if facts.get("basis") == "cta"]
+    return [f"⚠ {line}" for line in dict.fromkeys(lines)]

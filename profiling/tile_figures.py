@@ -189,7 +189,11 @@ def tile_gantt(
         drawn += f" as {count(len(merged), 'rectangle')}: neighbours shorter than {duration(shorter_ns, 3)} are joined"
     about = f"{attribute(spans, 'title', title)} · {drawn}"
     height = int(np.clip(18 * len(place), 180, 700))
-    say = "Which tiles the SMs ran, coloured by KV length"
+    known = int(rows["kv_len"].max()) >= 0
+    figure.update_traces(marker_showscale=known)
+    say = (
+        "Which tiles the SMs ran, coloured by KV length" if known else "Which tiles the SMs ran; lengths are not known"
+    )
     return finish(figure, say, about, attribute(spans, "grade", grade), height=height, notes=warned(notes, [spans]))
 
 

@@ -41,7 +41,7 @@ def test_show_says_the_split_its_grade_and_what_caused_the_tail(program, recordi
     assert all(f" {part} " in text for part in PARTS)
     assert "times: modelled on model of 16 SMs; shares, headroom, TFLOP/s and speedup: derived" in text
     assert "warning: modelled, not measured" in text
-    assert re.search(r"tail of launch 0: \d+ tiles? of \d+ sequences? ran past", text)
+    assert re.search(r"tail of launch 0: SM \d+ ended last, at .* with \d\.\d\d× the mean", text)
 
 
 def test_json_of_show_sums_exactly(program, recordings):

@@ -67,7 +67,7 @@ def show(file: arguments.RecordingFile, json: arguments.Json = False) -> None:
     printing.line(f"tail of launch {launch}: {sentence}")
     if tail.get("sequences"):
         grade = f"times: {recording.grade}; past the moment when perfectly spread work would have ended: derived"
-        printing.table(tail["sequences"], TAIL_COLUMNS, title="What caused the tail", grade=grade)
+        printing.table(tail["sequences"], TAIL_COLUMNS, title="What ran late, by sequence", grade=grade)
 
 
 def _launch_rows(plain: dict[str, Any], launches: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from profiling.commands.printing import Column
@@ -55,22 +56,25 @@ def grade_words(recordings: Sequence[Recording]) -> str:
 
 
 def tail(recording: Recording, launch: int) -> tuple[dict[str, Any], str]:
-    """What caused a launch's tail, as JSON and as one sentence; a recording that cannot tell says why."""
-    from profiling.sm_time import tail_sequences
+    """What caused a launch's tail, as JSON and in words; a recording that cannot tell says why."""
+    from profiling.tail import last_sm
+    from profiling.tiles import tail_sequences
 
     try:
         sequences = tail_sequences(recording, launch, count=None)
+        last = last_sm(recording, launch)
     except RecordingError as error:
         return {"refused": str(error)}, f"not known: {error}"
     fair, tiles = float(sequences.attrs["fair_ns"]), int(sequences.attrs["late_tiles"])
-    found = {"fair_ns": fair, "late_tiles": tiles, "sequences": sequences.head(10).to_dict("records")}
-    if not tiles:
+    found = {"fair_ns": fair, "late_tiles": tiles, "last_sm": last and asdict(last)}
+    found["sequences"] = sequences.head(10).to_dict("records")
+    if last is None or not tiles:
         return found, f"none: all work had ended by {duration(fair)}, as if perfectly spread"
-    worst = sequences.iloc[0]
-    most = percent(float(worst["late_share"]))
-    length = f" (KV length {int(worst['kv_len']):,})" if worst["kv_len"] >= 0 else ""
+    length = f" (KV length {last.kv_len:,})" if last.kv_len >= 0 else ""
+    more = last.work_ns / max(last.fair_ns, 1)
+    late = f"{count(tiles, 'tile')} of {count(len(sequences), 'sequence')}"
     return found, (
-        f"{count(tiles, 'tile')} of {count(len(sequences), 'sequence')} ran past {duration(fair)}, when perfectly "
-        f"spread work would have ended; most of it ({most}) sequence {int(worst['batch'])}"
-        f"{length}, until {duration(fair + float(worst['tail_ns']))}"
+        f"SM {last.sm} ended last, at {duration(last.end_ns)}, with {more:.2f}× the mean SM's work, "
+        f"{percent(last.sequence_share)} of it for sequence {last.batch}{length}; "
+        f"{late} ran past {duration(fair)}, when perfectly spread work would have ended"
     )

@@ -1,0 +1,64 @@
+"""What caused a tail: the SM that ended last, how much more than its share it had to do, and for which sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from profiling.recording import Recording
+from profiling.sm_time import sm_time
+from profiling.tiles import tile_spans
+
+
+@dataclass(frozen=True)
+class LastSM:
+    """The SM whose work ended last in one launch, and the sequence that took most of its time.
+
+    Attributes:
+        sm: its number.
+        end_ns: when its last work ended, ns from the launch's first start.
+        work_ns: how long it worked; fair_ns: what each SM would with perfectly spread work.
+        tiles: how many tiles it ran.
+        batch, kv_len: the sequence that took most of its tiles' time, and its KV length (−1 where not known).
+        sequence_tiles: how many of the SM's tiles are that sequence's.
+        sequence_share: that sequence's part of the time of all the SM's tiles, in [0, 1].
+    """
+
+    sm: int
+    end_ns: int
+    work_ns: int
+    fair_ns: float
+    tiles: int
+    batch: int
+    kv_len: int
+    sequence_tiles: int
+    sequence_share: float
+
+
+def last_sm(recording: Recording, launch: int = 0) -> LastSM | None:
+    """The SM that ended last; None where no SM ran a tile.
+
+    Raises:
+        RecordingError: as `sm_time`, or recorded at level cta. UserError: no such launch.
+    """
+    spans = tile_spans(recording, launch)
+    if spans.empty:
+        return None
+    times = sm_time(recording)
+    times = times[times["launch"] == launch]
+    last = int(spans.loc[spans["end_ns"].idxmax(), "sm"])
+    row = times[times["sm"] == last].iloc[0]
+    mine = spans[spans["sm"] == last]
+    cost = (mine["end_ns"] - mine["start_ns"]).groupby(mine["batch"]).sum()
+    batch = int(cost.idxmax())
+    own = mine[mine["batch"] == batch]
+    return LastSM(
+        sm=last,
+        end_ns=int(mine["end_ns"].max()),
+        work_ns=int(row["work_ns"]),
+        fair_ns=float(times["work_ns"].sum()) / len(times),
+        tiles=int(mine["tile"].nunique()),
+        batch=batch,
+        kv_len=int(own["kv_len"].iloc[0]),
+        sequence_tiles=int(own["tile"].nunique()),
+        sequence_share=float(cost.max() / max(int(cost.sum()), 1)),
+    )

@@ -93,7 +93,9 @@ def _sms(recording: Recording) -> np.ndarray:
     """The numbers of all gpu.sm_count SMs, int32 rising. Numbers may have gaps (PTX does not promise otherwise): then
     the SMs seen are real, and the lowest free numbers stand for those that ran nothing."""
     count = recording.sm_count
-    seen = np.flatnonzero(np.bincount(recording.events["sm"].to_numpy()))
+    is_seen = np.zeros(np.iinfo(np.int16).max + 1, dtype=bool)
+    is_seen[recording.events["sm"].to_numpy()] = True
+    seen = np.flatnonzero(is_seen)
     if len(seen) > count:
         raise RecordingError(
             f"{recording.source}: spans are on {len(seen)} SMs, but metadata key 'gpu.sm_count' is {count}; correct it"

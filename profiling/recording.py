@@ -354,7 +354,9 @@ def _category(column: pd.Series, source: str) -> pd.Categorical:
     assert isinstance(values, pd.Categorical)
     if len(values) and int(values.codes.min()) < 0:
         raise RecordingError(f"{source}: column {str(column.name)!r} has empty cells; expected a name in each")
-    used = np.flatnonzero(np.bincount(values.codes, minlength=len(values.categories)))
+    is_used = np.zeros(len(values.categories), dtype=bool)
+    is_used[values.codes] = True
+    used = np.flatnonzero(is_used)
     names = [str(name) for name in values.categories.take(used)]
     ordered = sorted(set(names))
     if ordered == list(values.categories) and not values.ordered:

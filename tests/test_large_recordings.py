@@ -1,7 +1,7 @@
 """Ten million spans: reading, SM time and the heatmap's bins, right and within 4 GiB.
 
-The time, meant to stay within 10 s on two idle cores, is printed (pytest --slow -s) and not judged: a busy machine would
-fail the test.
+The time, meant to stay within 10 s on two idle cores, is printed (pytest --slow -s) and not judged: a busy machine
+would fail the test.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Time our attention and its peers on one GPU, in one process, taking turns.
 
 Every implementation runs once in each round, and each round starts with another one, so that a clock that drifts or a
-neighbour that wakes up is shared by all. Before each run a buffer larger than the L2 cache is overwritten: the
-inputs are cold, as they are in a model where other layers ran in between. Times are CUDA events' (GPU time between
-two points of the stream, the building of the tile table included); the grade is `measured`.
+neighbour that wakes up is shared by all. Before each run a buffer larger than the L2 cache is overwritten: the inputs
+are cold, as they are in a model where other layers ran in between; and the GPU is kept busy for half a millisecond, so
+that the host runs ahead and its launches leave no gaps. Times are CUDA events' (GPU time between two points of the
+stream, the building of the tile table included); the grade is `measured`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ FEWEST_ROUNDS, MOST_ROUNDS = 20, 200
 SECONDS_A_GROUP = 1.5
 # More than any GPU's L2 (H200 50 MB, B200 126 MB), with room for the larger ones to come.
 FLUSH_BYTES = 256 * 2**20
+HEAD_START_CYCLES = 1_000_000
 
 PEER_NOTE = (
     "peers get broadcast Q expanded to (B·L_q, H, D), outside the timing, and their dQ is not summed over the batch"
@@ -71,6 +73,33 @@ class Turn:
     error: str = ""
 
 
+class GpuClock:
+    """Times a run on the current CUDA device, ms: cold L2, the host ahead of the GPU."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.device)
+
+    def settle(self) -> None:
+        """Wait until what was launched is done; raises what it raised."""
+        self._cuda.synchronize()
+
+    def time(self, run: Callable[[], Any]) -> float:
+        """GPU time of one run, ms."""
+        start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
+        self._cuda._sleep(HEAD_START_CYCLES)
+        self._flush.zero_()
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+
 def bench(
     workloads: Sequence[Workload],
     *,
@@ -87,15 +116,15 @@ def bench(
     """
     torch = _torch_with_gpu()
     attends, left_out = find_peers() if peers else ({}, {})
+    clock = GpuClock()
     rows: list[Row] = []
     interrupted = False
     groups = list(itertools.product(workloads, directions))
     try:
         for done, (workload, direction) in enumerate(groups):
             progress(f"{workload.name} {direction}", done, len(groups))
-            for row in _measure(workload, direction, schedules, attends):
-                interrupted |= row is None
-                rows += [row] if row else []
+            measured, interrupted = measure(workload, direction, schedules, attends, clock)
+            rows += measured
             if interrupted:
                 break
             torch.cuda.empty_cache()
@@ -206,25 +235,27 @@ def _torch_with_gpu() -> Any:
     return torch
 
 
-def _measure(
-    workload: Workload, direction: str, schedules: Sequence[str], attends: dict[str, Callable[..., Any]]
-) -> Iterator[Row | None]:
-    """The rows of one workload and direction; a last None: it was interrupted."""
+def measure(
+    workload: Workload,
+    direction: str,
+    schedules: Sequence[str],
+    attends: dict[str, Callable[..., Any]],
+    clock: GpuClock,
+) -> tuple[list[Row], bool]:
+    """The rows of one workload and direction, and whether Ctrl-C cut them short."""
     turns: list[Turn] = []
+    failed: list[Row] = []
     interrupted = False
     try:
-        inputs = workload.inputs("cuda", requires_grad=True)
+        inputs = workload.inputs(clock.device, requires_grad=True)
         for contestant in (*_ours(workload, inputs, schedules), *_theirs(workload, inputs, attends)):
-            turns.append(_prepare(contestant, inputs, direction))
-        _take_turns(turns)
+            turns.append(_prepare(contestant, inputs, direction, clock))
+        _take_turns(turns, clock)
     except KeyboardInterrupt:
         interrupted = True
     except Exception as error:  # inputs that do not fit the GPU: the other workloads still run
-        yield Row(workload.name, direction, "inputs", "", error=one_line(error))
-    for turn in turns:
-        yield _row(turn, workload, direction)
-    if interrupted:
-        yield None
+        failed.append(Row(workload.name, direction, "inputs", "", error=one_line(error)))
+    return [*(_row(turn, workload, direction) for turn in turns), *failed], interrupted
 
 
 def _ours(workload: Workload, inputs: Inputs, schedules: Sequence[str]) -> Iterator[Contestant]:
@@ -286,7 +317,7 @@ def _expanded(workload: Workload, inputs: Inputs) -> tuple[torch.Tensor, torch.T
     return q, torch.arange(workload.batch + 1, dtype=torch.int32, device=q.device) * step
 
 
-def _prepare(contestant: Contestant, inputs: Inputs, direction: str) -> Turn:
+def _prepare(contestant: Contestant, inputs: Inputs, direction: str, clock: GpuClock) -> Turn:
     """Bind what is timed, and run it until it is compiled and warm; what it raises is kept, not passed on."""
     import torch
 
@@ -301,46 +332,31 @@ def _prepare(contestant: Contestant, inputs: Inputs, direction: str) -> Turn:
 
         for _ in range(WARMUP_RUNS):
             run()
-        torch.cuda.synchronize()
+        clock.settle()
     except Exception as error:  # a peer may raise anything; the others still run
         return Turn(contestant, contestant.forward, error=one_line(error))
     return Turn(contestant, run)
 
 
-def _take_turns(turns: Sequence[Turn]) -> None:
+def _take_turns(turns: Sequence[Turn], clock: GpuClock) -> None:
     """Fill each turn's samples; Ctrl-C leaves those so far. Who raises has an error and runs no more."""
-    import torch
-
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    first = [_sample(turn, flush) for turn in turns]
+    first = sum(_sample(turn, clock) for turn in turns)
     for turn in turns:
         turn.samples.clear()  # the first round only says how many fit the time
-    for order in rotations(len(turns), round_count(sum(first))):
+    for order in rotations(len(turns), round_count(first)):
         for place in order:
-            _sample(turns[place], flush)
+            _sample(turns[place], clock)
 
 
-def _sample(turn: Turn, flush: torch.Tensor) -> float:
+def _sample(turn: Turn, clock: GpuClock) -> float:
     """Time one run (ms) and keep it; 0 for a turn that has failed."""
     if not turn.error:
         try:
-            turn.samples.append(_time(turn.run, flush))
+            turn.samples.append(clock.time(turn.run))
             return turn.samples[-1]
         except Exception as error:
             turn.error = one_line(error)
     return 0.0
-
-
-def _time(run: Callable[[], Any], flush: torch.Tensor) -> float:
-    import torch
-
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    flush.zero_()
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
 
 
 def _row(turn: Turn, workload: Workload, direction: str) -> Row:

@@ -45,7 +45,7 @@ def last_sm(recording: Recording, launch: int = 0) -> LastSM | None:
         return None
     times = sm_time(recording)
     times = times[times["launch"] == launch]
-    last = int(spans.loc[spans["end_ns"].idxmax(), "sm"])
+    last = int(spans["sm"].to_numpy()[spans["end_ns"].to_numpy().argmax()])
     row = times[times["sm"] == last].iloc[0]
     mine = spans[spans["sm"] == last]
     cost = (mine["end_ns"] - mine["start_ns"]).groupby(mine["batch"]).sum()

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import time
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jfa.workloads import Workload
 from profiling import bench as module
 from profiling.bench import FEWEST_ROUNDS, MOST_ROUNDS, Row, against_best_peer, bench, find_peers, rotations, summarise
 from profiling.commands.bench import show, timed_workloads
@@ -79,6 +81,92 @@ def test_without_a_gpu_there_is_no_number(device):
         pytest.skip("there is a GPU")
     with pytest.raises(UserError, match="GPU"):
         bench([])
+
+
+class CpuClock(module.GpuClock):
+    """The same turns, timed by the processor's clock: kernels run in Triton's interpreter."""
+
+    device = "cpu"
+
+    def __init__(self):
+        self.order = []
+
+    def settle(self):
+        pass
+
+    def time(self, run):
+        self.order.append(run)
+        began = time.perf_counter()
+        run()
+        return (time.perf_counter() - began) * 1e3
+
+
+@pytest.fixture
+def few_rounds(monkeypatch, device):
+    if device == "cuda":
+        pytest.skip("the interpreter is off where there is a GPU")
+    monkeypatch.setattr(module, "WARMUP_RUNS", 1)
+    monkeypatch.setattr(module, "FEWEST_ROUNDS", 2)
+    monkeypatch.setattr(module, "MOST_ROUNDS", 2)
+
+
+SMALL = Workload("small", 1, 1, 64, np.array([32, 32]), np.array([40, 0]), broadcast_q=True)
+
+
+def raises(*args, **named):
+    raise RuntimeError("no kernel\nfor this")
+
+
+def sdpa(q, k, v, cu_q, cu_k, max_q, max_k, causal, window):
+    """A peer: torch's own attention, sequence by sequence."""
+    import torch
+
+    pieces = []
+    for begin, end, first, last in zip(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], strict=True):
+        one, keys, values = (x.transpose(0, 1) for x in (q[begin:end], k[first:last], v[first:last]))
+        pieces.append(torch.nn.functional.scaled_dot_product_attention(one, keys, values).nan_to_num().transpose(0, 1))
+    return torch.cat(pieces), "lse"
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_all_take_turns_and_one_that_raises_does_not_end_the_run(few_rounds, direction):
+    clock = CpuClock()
+    peers = {"broken": raises, "sdpa": sdpa}
+    found, interrupted = module.measure(SMALL, direction, ["static", "balanced-dynamic"], peers, clock)
+    assert not interrupted
+    errors = {(row.implementation, row.schedule): row.error for row in found}
+    assert errors == {
+        ("jfa-triton", "static"): "",
+        ("jfa-triton", "balanced-dynamic"): "",
+        ("broken", ""): "RuntimeError: no kernel for this",
+        ("sdpa", ""): "",
+    }
+    assert [row.rounds for row in found] == [2, 2, 0, 2]
+    assert all(row.tflops == pytest.approx(SMALL.flop(direction) / row.median_ms / 1e9) for row in found if row.rounds)
+    runs = list(dict.fromkeys(clock.order))
+    assert [runs.index(run) for run in clock.order] == [0, 1, 2, 0, 1, 2, 1, 2, 0]
+
+
+def test_the_broadcast_q_is_expanded_for_peers_and_gives_the_same_output(few_rounds):
+    inputs = SMALL.inputs("cpu", requires_grad=True)
+    (ours,) = module._ours(SMALL, inputs, ["static"])
+    (theirs,) = module._theirs(SMALL, inputs, {"sdpa": sdpa})
+    out = ours.forward()
+    np.testing.assert_allclose(
+        out.detach().float().reshape(-1), theirs.forward().detach().float().reshape(-1), atol=2e-2, rtol=2e-2
+    )
+
+
+def test_an_interrupt_keeps_what_was_measured(few_rounds):
+    class Impatient(CpuClock):
+        def time(self, run):
+            if len(self.order) == 4:
+                raise KeyboardInterrupt
+            return super().time(run)
+
+    found, interrupted = module.measure(SMALL, "forward", ["static", "balanced"], {}, Impatient())
+    assert interrupted
+    assert [row.rounds for row in found] == [1, 1]
 
 
 def table_of(rows, **facts):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from profiling.commands import printing
 from profiling.commands.printing import Column
 from profiling.errors import RecordingError
 from profiling.recording import Recording
@@ -66,8 +67,12 @@ def tail(recording: Recording, launch: int) -> tuple[dict[str, Any], str]:
     except RecordingError as error:
         return {"refused": str(error)}, f"not known: {error}"
     fair, tiles = float(sequences.attrs["fair_ns"]), int(sequences.attrs["late_tiles"])
-    found = {"fair_ns": fair, "late_tiles": tiles, "last_sm": last and asdict(last)}
-    found["sequences"] = sequences.head(10).to_dict("records")
+    found = {
+        "fair_ns": fair,
+        "late_tiles": tiles,
+        "last_sm": asdict(last) if last else None,
+        "sequences": printing.records(sequences.head(10)),
+    }
     if last is None or not tiles:
         return found, f"none: all work had ended by {duration(fair)}, as if perfectly spread"
     length = f" (KV length {last.kv_len:,})" if last.kv_len >= 0 else ""

@@ -49,7 +49,7 @@ def last_sm(recording: Recording, launch: int = 0) -> LastSM | None:
     row = times[times["sm"] == last].iloc[0]
     mine = spans[spans["sm"] == last]
     cost = (mine["end_ns"] - mine["start_ns"]).groupby(mine["batch"]).sum()
-    batch = int(cost.idxmax())
+    batch = int(cost.index.to_numpy()[cost.to_numpy().argmax()])
     own = mine[mine["batch"] == batch]
     return LastSM(
         sm=last,

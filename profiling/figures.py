@@ -112,7 +112,16 @@ def _share_colorbar() -> dict[str, Any]:
 
 def _sm_axis(occupancy: Any) -> dict[str, Any]:
     sms = np.asarray(occupancy.sms)
-    return {"title_text": "SM", "autorange": False, "range": [sms.max() + 0.5, sms.min() - 0.5], "showgrid": False}
+    low, high = int(sms.min()), int(sms.max())
+    step = next((step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if (high - low) / step <= 8), 1000)
+    return {
+        "title_text": "SM",
+        "autorange": False,
+        "range": [high + 0.5, low - 0.5],
+        "tick0": 0,
+        "dtick": step,
+        "showgrid": False,
+    }
 
 
 def _mark_makespan(figure: go.Figure, occupancy: Any, name: str, longest: float, size: float, row: int) -> None:
@@ -235,7 +244,9 @@ def sm_time_split(
     if not summaries:
         raise ValueError("summaries: expected at least one, got none")
     rows = pd.DataFrame([median_launch(summary) for summary in summaries])
-    common, own = split_titles(labels or [attribute(s, "title", f"recording {i + 1}") for i, s in enumerate(summaries)])
+    common, own = split_titles(
+        labels or [attribute(s, "title", "") or f"recording {i + 1}" for i, s in enumerate(summaries)]
+    )
     longest = float(rows["makespan_ns"].max())
     unit, size = time_unit(longest)
     names = [for_plotly(name, 60) for name in own]

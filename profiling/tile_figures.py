@@ -73,7 +73,9 @@ def _points(costs: pd.DataFrame, spent: np.ndarray, unit: str) -> go.Scatter:
         customdata=costs[["batch", "head", "block"]].to_numpy().astype(np.int32),
         mode="markers",
         name="a tile",
-        marker={"size": 4, "color": BLUE, "opacity": 0.35},
+        marker={"size": 4, "color": BLUE, "opacity": 0.35}
+        if len(costs) > 300
+        else {"size": 8, "color": BLUE, "opacity": 0.6},
         hovertemplate=f"KV length %{{x:,.0f}}: %{{y:.4~g}} {unit}<br>sequence %{{customdata[0]}}, "
         "head %{customdata[1]}, block %{customdata[2]}<extra></extra>",
     )
@@ -216,7 +218,7 @@ def _rectangles(rows: pd.DataFrame, place: dict[tuple[int, int], float], size: f
     return go.Bar(
         orientation="h",
         y=y.astype(np.float32),
-        base=(rows["start_ns"].to_numpy() / size).astype(np.float32),
+        base=np.round(rows["start_ns"].to_numpy() / size, 4),
         x=((rows["end_ns"] - rows["start_ns"]).to_numpy() / size).astype(np.float32),
         customdata=rows[["sm", "cta", "batch", "head", "block", "kv_len", "tiles"]].to_numpy().astype(np.int32),
         marker={
@@ -273,7 +275,8 @@ def length_histogram(
         figure.add_bar(**_length_bars(kind, lens, colour, min(low, max(high, 1)), max(high, 1)))
     ticks, words = _bin_ticks(min(low, max(high, 1)), max(high, 1), any((lens == 0).any() for _, lens, _ in kinds))
     figure.update_xaxes(title_text="length (tokens; two bins an octave, 0 apart)", tickvals=ticks, ticktext=words)
-    figure.update_yaxes(title_text="sequences")
+    tallest = max(int(np.max(trace.y)) for trace in figure.data)
+    figure.update_yaxes(title_text="sequences", tickformat=",d", dtick=1 if tallest < 6 else None)
     figure.update_layout(bargap=0.06, bargroupgap=0)
     say, waste = _padding_words(q, kv)
     empty = int((kv == 0).sum())

@@ -14,10 +14,12 @@ from jfa.reference import attention
 from jfa.workloads import Inputs
 
 FACTOR = 2.0
-# Where eager is exact by luck (one key, a sum of two terms), rounding the result once to its dtype is still right.
-FLOOR_STEPS = 1.0
-# Kernels accumulate in float32: what is left of a gradient that cancels exactly is a few roundings of its terms.
-CANCELLATION = 4 * torch.finfo(torch.float32).eps
+# Kernels compute in float32 and exponentiate score - lse, numbers of size ten that were each rounded before, so that
+# even one key's weight of 1 is off by a few of these; eager's float32 can be exact by luck. The same holds for what is
+# left of a gradient that cancels exactly, as a share of its terms.
+FLOAT32_ROUNDINGS = 8 * torch.finfo(torch.float32).eps
+# Eager can be lucky on a single vector, whose error is that of a handful of roundings; not on many.
+LUCK = 8.0
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ def assert_close_to_reference(
 ) -> None:
     """Fail unless `actual` errs at most `factor` times as much as `low_precision` does, both against `exact64`.
 
-    With `offsets` (B + 1) the same is asked of each sequence's slice along `dim`, and everything past the last offset
-    must equal the exact result (zeros, or -inf for lse). Infinities must stand exactly where the exact result has them.
+    With `offsets` (B + 1) the same is asked of each sequence's slice along `dim` (a little less of one that holds only
+    a few vectors), and everything past the last offset must equal the exact result (zeros, or -inf for lse).
+    Infinities must stand exactly where the exact result has them.
     `allowance` is an absolute L2 error that always passes, for results that are all cancellation.
     """
     exact = exact64
@@ -78,23 +81,27 @@ def assert_close_to_reference(
     assert torch.equal(actual.double()[~finite], exact[~finite]), (
         f"{what}: differs where {exact[~finite].unique()} is due"
     )
-    rounding = FLOOR_STEPS * torch.finfo(low_precision.dtype).eps / 2
+    # Rounding the exact result once to its dtype is always right.
+    rounding = max(torch.finfo(low_precision.dtype).eps / 2, FLOAT32_ROUNDINGS)
     parts = [torch.where(finite, tensor.double(), 0.0) for tensor in (actual, exact, low_precision)]
 
-    def check(where: str, actual: torch.Tensor, exact: torch.Tensor, low: torch.Tensor) -> None:
+    def check(where: str, actual: torch.Tensor, exact: torch.Tensor, low: torch.Tensor, factor: float) -> None:
         error, eager, norm = ((actual - exact).norm().item(), (low - exact).norm().item(), exact.norm().item())
         bound = max(factor * eager, rounding * norm) + allowance
         # Written so that a NaN error fails.
         assert error <= bound, (
-            f"{where}: error {error:.3g}, bound {bound:.3g} ({factor:g} x eager's {eager:.3g}), norm {norm:.3g}"
+            f"{where}: error {error:.3g}, bound {bound:.3g} ({factor:.3g} x eager's {eager:.3g}), norm {norm:.3g}"
         )
 
-    check(what, *parts)
+    check(what, *parts, factor)
     if offsets is None:
         return
     ends = offsets.tolist()
+    heads = exact.shape[1 - dim]
     for sequence, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
-        check(f"{what} of sequence {sequence}", *(part.narrow(dim, start, end - start) for part in parts))
+        if end > start:
+            lucky = factor * (1 + LUCK / (heads * (end - start)))
+            check(f"{what} of sequence {sequence}", *(part.narrow(dim, start, end - start) for part in parts), lucky)
     tail, exact_tail = (part.narrow(dim, ends[-1], part.shape[dim] - ends[-1]) for part in parts[:2])
     assert torch.equal(tail, exact_tail), f"{what}: something was written past the last offset"
 
@@ -121,7 +128,7 @@ def assert_results_close(actual: Results, inputs: Inputs, factor: float = FACTOR
         return
     scale = options.get("scale") or inputs.q.shape[-1] ** -0.5
     q, k, v = (_longest(tensor) for tensor in (inputs.q, inputs.k, inputs.v))
-    left = CANCELLATION * abs(scale) * inputs.grad_out.double().nan_to_num(0).norm().item() * v
+    left = FLOAT32_ROUNDINGS * abs(scale) * inputs.grad_out.double().nan_to_num(0).norm().item() * v
     sides = {"dq": (inputs.q_offsets, left * k), "dk": (inputs.kv_offsets, left * q), "dv": (inputs.kv_offsets, 0.0)}
     for name, (offsets, allowance) in sides.items():
         three = (getattr(results, name) for results in (actual, exact, low))

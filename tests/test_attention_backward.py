@@ -1,0 +1,184 @@
+"""What the backward computes: autograd's gradients of the reference, for every shape, layout and kind of gradient."""
+
+import dataclasses
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from attend import attend  # noqa: E402
+from shapes import CASES, DEVICES, HALF, LARGE_CASES, Case  # noqa: E402
+from tolerance import assert_close_to_reference, assert_results_close, reference_results  # noqa: E402
+
+from jfa import jagged_attention  # noqa: E402
+from jfa.reference import attention  # noqa: E402
+
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@on_each_device
+@pytest.mark.parametrize("name", CASES)
+def test_every_shape_in_float32(name, device):
+    case = CASES[name]
+    inputs = case.inputs(device, grad=True)
+    assert_results_close(attend(inputs, grads=True, **case.options), inputs, **case.bounds)
+
+
+@on_each_device
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_errs_at_most_twice_as_much_as_eager(name, dtype, device):
+    case = CASES[name]
+    inputs = case.inputs(device, dtype, grad=True)
+    results = attend(inputs, grads=True, **case.options)
+    assert {results.dq.dtype, results.dk.dtype, results.dv.dtype} == {dtype}
+    assert_results_close(results, inputs, **case.bounds)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", LARGE_CASES)
+def test_full_size(name, dtype):
+    case = LARGE_CASES[name]
+    inputs = case.inputs("cuda", dtype, grad=True)
+    assert_results_close(attend(inputs, grads=True, **case.options), inputs, **case.bounds)
+
+
+def strided(kind, grad):
+    """The same gradient behind other strides."""
+    if kind == "heads-first":
+        return grad.transpose(0, 1).contiguous().transpose(0, 1)
+    if kind == "wide rows":
+        wide = torch.full((len(grad), grad.shape[1] + 3, grad.shape[2]), torch.nan, device=grad.device)
+        return wide[:, 1:-2].copy_(grad)
+    if kind == "every other channel":
+        wide = torch.full((*grad.shape[:2], 2 * grad.shape[2]), torch.nan, device=grad.device)
+        return wide[..., ::2].copy_(grad)
+    return grad[:, :1, :1].expand(grad.shape)
+
+
+@on_each_device
+@pytest.mark.parametrize("kind", ["heads-first", "wide rows", "every other channel", "expanded"])
+def test_gradients_of_the_output_may_have_any_strides(kind, device):
+    inputs = CASES["gqa-4-1"].inputs(device, grad=True)
+    grad = strided(kind, inputs.grad_out)
+    assert not grad.is_contiguous()
+    inputs = dataclasses.replace(inputs, grad_out=grad)
+    assert_results_close(attend(inputs, grads=True), inputs)
+
+
+@on_each_device
+def test_the_gradient_of_a_sum(device):
+    """A sum's gradient has strides of 0 everywhere; dv of broadcast keys is then the sum of their weights."""
+    inputs = CASES["broadcast-long-q"].inputs(device, grad=True)
+    attend_all = jagged_attention(inputs.q, inputs.k, inputs.v, inputs.kv_offsets, impl="triton")
+    dv = torch.autograd.grad(attend_all.sum(), inputs.v)[0]
+    # Each sequence with keys hands out a weight of 1 a row, over both channels and heads alike.
+    for start, end in ((0, 65), (65, 68)):
+        torch.testing.assert_close(dv[start:end].sum(0), torch.full_like(dv[0], 70.0), rtol=1e-5, atol=0)
+
+
+@on_each_device
+@pytest.mark.parametrize("name", ["causal-short-kv", "window-both", "broadcast-causal", "empty-kv"])
+def test_lse_is_differentiable_alone_and_with_the_output(name, device):
+    case = CASES[name]
+    inputs = case.inputs(device, grad=True)
+    three = inputs.q, inputs.k, inputs.v
+    generator = torch.Generator().manual_seed(7)
+
+    def grads(out, lse, leaves, with_out):
+        weight = torch.randn(lse.shape, generator=generator.manual_seed(7)).to(lse)
+        total = (torch.where(lse.isfinite(), lse, 0.0) * weight).sum()
+        if with_out:
+            total = total + (out * inputs.grad_out.to(out)).sum()
+        return torch.autograd.grad(total, leaves, allow_unused=True)
+
+    for with_out in (False, True):
+        out, lse = jagged_attention(
+            *three, inputs.kv_offsets, inputs.q_offsets, return_lse=True, impl="triton", **case.options
+        )
+        actual = grads(out, lse, three, with_out)
+        references = []
+        for dtype in (torch.float64, torch.float32):
+            leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in three]
+            results = attention(*leaves, inputs.kv_offsets, inputs.q_offsets, **case.bounds)
+            references.append(grads(*results, leaves, with_out))
+        for name, found, exact, low in zip("qkv", actual, *references, strict=True):
+            exact, low = (
+                torch.zeros_like(found).to(exact_or) if x is None else x
+                for x, exact_or in ((exact, torch.float64), (low, torch.float32))
+            )
+            assert_close_to_reference(found, exact, low, what=f"d{name}", allowance=1e-6 * exact.norm().item())
+
+
+@on_each_device
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "kv"])
+def test_only_the_gradients_asked_for(wanted, device):
+    inputs = CASES["gqa-4-1"].inputs(device)
+    leaves = [getattr(inputs, name).requires_grad_() for name in wanted]
+    out = jagged_attention(inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets, impl="triton")
+    found = torch.autograd.grad(out, leaves, inputs.grad_out)
+    everything = reference_results(inputs)
+    for name, grad in zip(wanted, found, strict=True):
+        torch.testing.assert_close(grad, getattr(everything, f"d{name}"), rtol=1e-4, atol=1e-5)
+
+
+@on_each_device
+def test_without_gradients_nothing_is_kept(device):
+    inputs = CASES["gqa-4-1"].inputs(device, grad=True)
+    arguments = inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets
+    with torch.no_grad():
+        assert jagged_attention(*arguments).grad_fn is None
+    detached = CASES["gqa-4-1"].inputs(device)
+    assert not attend(detached).out.requires_grad
+
+
+@on_each_device
+def test_gradients_accumulate_over_calls(device):
+    inputs = CASES["broadcast"].inputs(device, grad=True)
+    for _ in range(2):
+        out = jagged_attention(inputs.q, inputs.k, inputs.v, inputs.kv_offsets, impl="triton")
+        out.backward(inputs.grad_out)
+    once = attend(CASES["broadcast"].inputs(device, grad=True), grads=True)
+    torch.testing.assert_close(inputs.q.grad, 2 * once.dq, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(inputs.k.grad, 2 * once.dk, rtol=0, atol=0)
+
+
+@on_each_device
+@pytest.mark.parametrize("which", ["k", "v", "grad_out"])
+def test_nan_stays_in_its_own_sequence(which, device):
+    case = Case(q_lens=(30, 70, 20), kv_lens=(66, 30, 90))
+    clean, dirty = case.inputs(device), case.inputs(device)
+    getattr(dirty, which)[30 if which == "grad_out" else 66] = torch.nan
+    for inputs in (clean, dirty):
+        for tensor in (inputs.q, inputs.k, inputs.v):
+            tensor.requires_grad_()
+    expected, actual = attend(clean, grads=True), attend(dirty, grads=True)
+    for rows, keys in ((slice(0, 30), slice(0, 66)), (slice(100, 120), slice(96, 186))):
+        torch.testing.assert_close(actual.dq[rows], expected.dq[rows], rtol=1e-5, atol=1e-6)
+        assert torch.equal(actual.dk[keys], expected.dk[keys])
+        assert torch.equal(actual.dv[keys], expected.dv[keys])
+    assert actual.dk[66:96].isnan().any(), "NaN in a sequence must not vanish either"
+
+
+@on_each_device
+def test_negative_scale(device):
+    inputs = CASES["broadcast-causal"].inputs(device, grad=True)
+    results = attend(inputs, grads=True, causal=True, scale=-0.3)
+    assert_results_close(results, inputs, scale=-0.3, window_right=0)
+
+
+@on_each_device
+def test_the_reference_is_deterministic_and_the_kernels_say_that_they_are_not(device):
+    inputs = CASES["gqa-4-1"].inputs(device, grad=True)
+    arguments = inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets
+    with pytest.raises(ValueError, match="^deterministic=True: .* impl='reference'"):
+        jagged_attention(*arguments, impl="triton", deterministic=True)
+    runs = []
+    for _ in range(2):
+        out = jagged_attention(*arguments, impl="reference", deterministic=True)
+        runs.append(torch.autograd.grad(out, arguments[:3], inputs.grad_out))
+    for first, second in zip(*runs, strict=True):
+        assert torch.equal(first, second)

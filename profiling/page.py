@@ -5,6 +5,7 @@ years later, or one whose recording holds hostile text, does what it did on the 
 """
 
 import base64
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,7 +117,8 @@ def write(path: Path, content: str) -> None:
         part.write_text(content, encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise UserError(
             f"{path}: cannot be written ({error.strerror or error}); choose another place with -o"
         ) from error

@@ -24,7 +24,7 @@ MOST_BYTES = 8_000_000
 MOST_RECORDINGS = 32
 INDEX = "index.html"
 PAGE_BYTES = 3_000_000  # what plotly.js (4.82 MB) leaves of MOST_BYTES, with a margin
-FIXED_BYTES = 45_000  # of a recording: tables, bars, lengths, density
+FIXED_BYTES = 54_000  # of a recording: tables, bars, lengths, density
 TAIL_ROWS = 8
 TELLING = "the last to end, those in the middle, the first to run dry"
 REST = {"fetch": "fetching", "ramp": "the launch ramp", "tail": "the tail", "unused": "unused SMs"}
@@ -39,10 +39,10 @@ class Bounds:
     rectangles: int
 
     @classmethod
-    def of(cls, recordings: Sequence[Recording]) -> "Bounds":
+    def of(cls, recordings: Sequence[Recording], page_bytes: float = PAGE_BYTES) -> "Bounds":
         """Bounds for a page; the divisors are bytes as base64: a heatmap's cell, drawn alone and compared; a rectangle;
         a point."""
-        each = max(0.0, PAGE_BYTES / len(recordings) - FIXED_BYTES)
+        each = max(0.0, page_bytes / len(recordings) - FIXED_BYTES)
         sms = max(recording.sm_count for recording in recordings)
         return cls(
             bins=int(np.clip(0.6 * each / (2.67 * sms), 20, 400)),
@@ -75,11 +75,20 @@ def write_report(recordings: Sequence[Recording], out_dir: str | Path) -> Path:
         )
     folder = Path(out_dir)
     refuse_foreign(folder)
-    page = render("report.html", inline_plotly=False, **contents(recordings))
-    index = folder / INDEX
-    write(folder / PLOTLY_FILE, plotly_js())
+    plotly, index = plotly_js(), folder / INDEX
+    page = _page_below(MOST_BYTES - len(plotly.encode()), recordings)
+    write(folder / PLOTLY_FILE, plotly)
     write(index, page)
     return index
+
+
+def _page_below(most: int, recordings: Sequence[Recording]) -> str:
+    """The page, drawn again with less in its figures while it has more than `most` bytes."""
+    for budget in (PAGE_BYTES, PAGE_BYTES / 2, 0):
+        page = render("report.html", inline_plotly=False, **contents(recordings, Bounds.of(recordings, budget)))
+        if len(page.encode()) < most:
+            return page
+    raise UserError(f"report: {len(recordings)} recordings would make a page of more than 8 MB; give fewer")
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -101,9 +110,8 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
-def contents(recordings: Sequence[Recording]) -> dict[str, Any]:
+def contents(recordings: Sequence[Recording], bounds: Bounds) -> dict[str, Any]:
     """What the template report.html shows: sections, groups and their figures."""
-    bounds = Bounds.of(recordings)
     titles = distinct([recording.title() for recording in recordings])
     common, names = split_titles(titles)
     sections = [
@@ -243,12 +251,12 @@ def _tail(recording: Recording, launch: int) -> dict[str, Any]:
     if not late:
         words = f"No tile ran past the even end at {duration(fair)}."
     else:
-        first = min(TAIL_ROWS, len(sequences))
-        share = percent(float(sequences["late_share"].head(first).sum()))
         words = (
-            f"Past the even end at {duration(fair)}, {count(late, 'tile')} of {count(len(sequences), 'sequence')} "
-            f"still ran. The {first} with the most late time make {share} of it."
+            f"Past the even end at {duration(fair)}, {count(late, 'tile')} of {count(len(sequences), 'sequence')} ran."
         )
+        if len(sequences) > TAIL_ROWS:
+            share = percent(float(sequences["late_share"].head(TAIL_ROWS).sum()))
+            words += f" The {TAIL_ROWS} with the most late time make {share} of it."
     return {
         "words": words,
         "refusals": [],

@@ -38,13 +38,15 @@ START_S = 60  # a busy machine of two cores needs its time
 
 
 class Page:
-    """One page. `errors`: uncaught exceptions, console errors, policy violations, dialogs. `requests`: every URL."""
+    """One page. `errors`: uncaught exceptions, console errors, policy violations, dialogs. `blocked`: URLs that its own
+    policy stopped."""
 
     def __init__(self, socket: Any) -> None:
         self._socket = socket
         self._ids = itertools.count(1)
         self.errors: list[str] = []
-        self.requests: list[str] = []
+        self.asked: dict[str, str] = {}
+        self.blocked: list[str] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -77,7 +79,20 @@ class Page:
                 )
             )
         elif method == "Network.requestWillBeSent":
-            self.requests.append(params["request"]["url"])
+            self.asked[params["requestId"]] = params["request"]["url"]
+        elif method == "Network.loadingFailed" and params.get("blockedReason") == "csp":
+            self.blocked.append(self.asked[params["requestId"]])
+
+    @property
+    def requests(self) -> list[str]:
+        """Every URL that the page asked for, whether or not it got it."""
+        return list(self.asked.values())
+
+    def forget(self) -> None:
+        """Begin the notes anew."""
+        self.errors.clear()
+        self.asked.clear()
+        self.blocked.clear()
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""

@@ -57,10 +57,10 @@ $(VENV)/.base: pyproject.toml | $(BIN)/python
 	$(PIP) install --quiet --editable .
 	@touch $@
 
-# torch's CUDA builds bring PyPI's `triton`, which owns the same folder as fbtriton and may have been unpacked over it:
-# where it is there, fbtriton is put on top again, last.
+# torch's CUDA builds bring PyPI's `triton`, which owns the same folder as fbtriton. Whichever was unpacked last, files of
+# the other lie between its own and break it, so `triton` is removed and fbtriton put back, last.
 $(VENV)/.all: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[kernels,notebooks,ncu,dev]'
 	@if $(PIP) show --quiet fbtriton 2>/dev/null && $(PIP) show --quiet triton 2>/dev/null; then \
-	  set -x; $(PIP) install --quiet --force-reinstall --no-deps fbtriton==$(FBTRITON); fi
+	  set -x; $(PIP) uninstall --quiet --yes triton; $(PIP) install --quiet --force-reinstall --no-deps fbtriton==$(FBTRITON); fi
 	@touch $@ $(VENV)/.base

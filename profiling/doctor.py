@@ -155,13 +155,20 @@ def check_triton() -> Iterator[Check]:
         found = f"triton {upstream}, without TLX: the baseline kernels only"
         yield Check("triton", "warn", found, "pip uninstall triton; pip install fbtriton==3.7.4" if x86 else "")
     else:
-        fix = f"pip install --force-reinstall --no-deps fbtriton=={fbtriton}"
+        fix = f"pip uninstall -y triton; pip install --force-reinstall --no-deps fbtriton=={fbtriton}"
+        strays = stray_files("triton", "fbtriton")
         overwritten = overwritten_files(importlib.metadata.distribution("fbtriton"), TRITON_WITNESSES)
         if overwritten:
             by = f" by triton {upstream}" if upstream else ""
             yield Check("triton", "fail", f"fbtriton {fbtriton} was overwritten{by}: {', '.join(overwritten)}", fix)
             return
-        answer = _python("import triton.language.extra.tlx, triton; print(triton.__version__)")
+        if strays:
+            found = f"{len(strays)} files of triton {upstream} lie among fbtriton {fbtriton}'s, such as {strays[0]}"
+            yield Check("triton", "fail", found, fix)
+            return
+        # Every launch of a kernel imports Gluon, which the files of another Triton break first.
+        code = "import triton, triton.language.extra.tlx, triton.experimental.gluon; print(triton.__version__)"
+        answer = _python(code)
         if answer.returncode != 0:
             yield Check("triton", "fail", f"TLX does not import: {_last_line(answer.stderr)}", fix)
         else:
@@ -272,6 +279,25 @@ def overwritten_files(distribution: importlib.metadata.Distribution, names: tupl
             if digest != file.hash.value:
                 changed.append(str(file))
     return changed
+
+
+def stray_files(other: str, ours: str, path: list[str] | None = None) -> list[str]:
+    """Files that the distribution ``other`` brought into a folder of ``ours``, which has none of that name; sorted.
+
+    ``path``: where to look for both; the interpreter's by default.
+    """
+    found = {}
+    for name in (other, ours):
+        distributions = importlib.metadata.distributions(name=name, path=sys.path if path is None else path)
+        distribution = next(iter(distributions), None)
+        found[name] = {str(file): file for file in distribution.files or []} if distribution else {}
+    folders = {file.partition("/")[0] for file in found[ours] if not file.partition("/")[0].endswith(".dist-info")}
+    mine = {file: located for file, located in found[other].items() if file.partition("/")[0] in folders}
+    return sorted(
+        file
+        for file, located in mine.items()
+        if file not in found[ours] and "__pycache__" not in file and Path(str(located.locate())).exists()
+    )
 
 
 def ptxas_in_use() -> tuple[Path | None, str]:

@@ -49,6 +49,27 @@ def test_a_package_unpacked_over_fbtriton_is_seen(tmp_path, there, overwritten):
     assert doctor.overwritten_files(package, doctor.TRITON_WITNESSES) == expected
 
 
+def installed(folder: Path, name: str, files: list[str]) -> None:
+    """A package of empty files, as pip leaves it."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in files) + f"{info.name}/RECORD,,\n")
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+
+
+def test_files_of_another_triton_among_fbtritons_are_seen(tmp_path):
+    installed(tmp_path, "fbtriton", ["triton/__init__.py", "triton/gluon/cdna5.py"])
+    assert doctor.stray_files("triton", "fbtriton", [str(tmp_path)]) == []
+    more = ["triton/gluon/cdna5/__init__.py", "triton/__pycache__/x.pyc", "elsewhere/a.py"]
+    installed(tmp_path, "triton", ["triton/__init__.py", *more])
+    assert doctor.stray_files("triton", "fbtriton", [str(tmp_path)]) == ["triton/gluon/cdna5/__init__.py"]
+    (tmp_path / more[0]).unlink()
+    assert doctor.stray_files("triton", "fbtriton", [str(tmp_path)]) == []
+
+
 def test_fbtriton_here_is_whole():
     try:
         package = importlib.metadata.distribution("fbtriton")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +139,24 @@ def test_the_policy_stops_what_escaping_would_miss(open_page, tmp_path):
     assert page.evaluate("document.title") != "owned"
     assert page.blocked == ["http://example.com/x.png"]
     assert sum("Content Security Policy" in line for line in page.errors) == 2
+
+
+def test_the_readmes_picture_is_made_from_recordings(chromium, repository, tmp_path):
+    paths = [tmp_path / f"{schedule}.parquet" for schedule in ("static", "balanced-dynamic")]
+    for path in paths:
+        made(path.stem).write(path)
+    picture = tmp_path / "picture.png"
+    command = [sys.executable, "docs/make_pictures.py", *map(str, paths), "-o", str(picture)]
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    header = picture.read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(header[16:20]) == 1600
+    assert 20_000 < picture.stat().st_size <= 300_000  # a blank page would have a few thousand bytes
+    failed = subprocess.run(
+        [*command[:2], "none.parquet"], cwd=repository, env=environment, capture_output=True, text=True
+    )
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("error: none.parquet")
+    assert len(failed.stderr.splitlines()) == 1

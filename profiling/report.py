@@ -14,8 +14,10 @@ from profiling.compare import compare, median_launch
 from profiling.errors import RecordingError, UserError
 from profiling.page import GENERATOR, PLOTLY_FILE, plotly_js, render, write
 from profiling.recording import Recording
-from profiling.sm_time import occupancy, sm_time, summary, tail_sequences, tail_tiles, tile_cost, tile_spans
+from profiling.sm_time import occupancy, sm_time, summary
+from profiling.tail import last_sm
 from profiling.text import WHOLE_CTAS, count, distinct, duration, percent, plain, significant, split_titles, times
+from profiling.tiles import tail_sequences, tail_tiles, tile_cost, tile_spans
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -245,6 +247,7 @@ def _tail(recording: Recording, launch: int) -> dict[str, Any]:
     try:
         tiles = tail_tiles(recording, launch=launch, count=TAIL_ROWS)
         sequences = tail_sequences(recording, launch=launch, count=None)
+        last = last_sm(recording, launch)
     except RecordingError as error:
         return {"words": "", "refusals": [str(error)], "tiles": [], "sequences": [], "unit": 0.0, "late_unit": 0.0}
     late, fair = int(tiles.attrs["late_tiles"]), float(tiles.attrs["fair_ns"])
@@ -257,6 +260,12 @@ def _tail(recording: Recording, launch: int) -> dict[str, Any]:
         if len(sequences) > TAIL_ROWS:
             share = percent(float(sequences["late_share"].head(TAIL_ROWS).sum()))
             words += f" The {TAIL_ROWS} with the most late time make {share} of it."
+    if last and late:
+        length = f" ({last.kv_len:,} keys)" if last.kv_len >= 0 else ""
+        words += (
+            f" SM {last.sm} ended last: it had {times(last.work_ns / max(last.fair_ns, 1))} an average SM's work, "
+            f"{percent(last.sequence_share)} of it for sequence {last.batch}{length}."
+        )
     return {
         "words": words,
         "refusals": [],

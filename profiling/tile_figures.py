@@ -30,7 +30,7 @@ def tile_cost(
 
     Parameters
     ----------
-    costs : the result of profiling.sm_time.tile_cost.
+    costs : the result of profiling.tiles.tile_cost.
     """
     if costs.empty:
         raise ValueError("costs: expected at least one tile, got none")

@@ -16,8 +16,9 @@ from spans import recording as by_hand
 from synthetic import synthetic_recording
 
 from profiling import figures, layout, text
-from profiling.sm_time import occupancy, sm_time, summary, tile_cost, tile_spans
+from profiling.sm_time import occupancy, sm_time, summary
 from profiling.theme import OCCUPANCY_SCALE, PARTS
+from profiling.tiles import tile_cost, tile_spans
 
 HOSTILE = "<script>alert(1)</script><a href='javascript:alert(2)'>x</a> %{y} <b>&"
 LENGTHS = [0, 5, 17, 300, 2900, 64, 64, 0, 1800, 730]

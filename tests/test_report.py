@@ -19,7 +19,8 @@ from profiling import page, report, text
 from profiling.errors import RecordingError, UserError
 from profiling.recording import Recording
 from profiling.report import write_report
-from profiling.sm_time import summary, tail_sequences
+from profiling.sm_time import summary
+from profiling.tiles import tail_sequences
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{ 7*7 }} <!--"
 LENGTHS = [0, 5, 17, 300, 2900, 64, 64, 0, 1800, 730]
@@ -157,6 +158,8 @@ def test_what_caused_the_tail_is_told(tmp_path):
     worst = tail_sequences(recording).iloc[0]
     assert f"{worst['batch']:.0f} {worst['kv_len']:,.0f} 256 {worst['tiles']:.0f} " in words
     assert re.search(r"Past the even end at \S+ µs, \d+ tiles? of \d sequences? ran\.", words.replace("\u00a0", " "))
+    last = summary(recording).iloc[0]["last_sm"]
+    assert f"SM {last} ended last: it had " in words
 
 
 def test_warnings_stand_beside_the_numbers_and_on_the_figures(tmp_path):

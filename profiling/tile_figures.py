@@ -241,9 +241,11 @@ def _rectangles(rows: pd.DataFrame, place: dict[tuple[int, int], float], size: f
 
 
 def _powers_between(low: float, high: float, most: int = 6) -> list[int]:
-    """At most that many powers of two from low to high; low itself where there is none."""
+    """At most that many powers of two from low to high; low and high where there are fewer than two."""
     powers = [2**p for p in range(40) if max(low, 1) <= 2**p <= high]
-    return powers[:: -(-len(powers) // most)] if powers else [max(1, round(low))]
+    if len(powers) < 2:
+        return sorted({max(1, round(low)), max(1, round(high))})
+    return powers[:: -(-len(powers) // most)]
 
 
 # --- lengths -----------------------------------------------------------------------------------------------------

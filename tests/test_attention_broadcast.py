@@ -98,7 +98,7 @@ def test_peak_memory_is_that_of_the_results():
     out, forward = peak_over(lambda: jagged_attention(*arguments))
     assert out_bytes <= forward < 1.1 * out_bytes
     _, backward = peak_over(lambda: torch.autograd.grad(out, arguments[:3], inputs.grad_out))
-    assert backward < 0.25 * out_bytes
+    assert backward < 0.1 * out_bytes + inputs.k.nbytes + inputs.v.nbytes
 
 
 @on_each_device

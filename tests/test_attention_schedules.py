@@ -14,7 +14,7 @@ from tolerance import assert_results_close  # noqa: E402
 import jfa  # noqa: E402
 from jfa.schedule import SCHEDULES  # noqa: E402
 
-pytestmark = pytest.mark.parametrize("device", DEVICES)
+on_each_device = pytest.mark.parametrize("device", DEVICES)
 OTHERS = [name for name in (*SCHEDULES, "auto") if name != "grid"]
 # Fewer tiles than CTAs, more of them, none; tiles without work; rows and keys that no tile covers.
 NAMES = ("ones", "tails-causal", "broadcast", "empty-both", "causal-short-kv", "unused-blocks", "all-empty-unused")
@@ -31,6 +31,7 @@ def plan_for(case, inputs, **options):
     return jfa.plan(inputs.kv_offsets, inputs.q_offsets, q=inputs.q, k=inputs.k, **case.options, **options)
 
 
+@on_each_device
 @pytest.mark.parametrize("name", NAMES)
 def test_every_schedule_gives_the_same(name, device):
     case = CASES[name]
@@ -40,6 +41,7 @@ def test_every_schedule_gives_the_same(name, device):
         assert_same(attend(inputs, grads=True, schedule=schedule, **case.options), expected)
 
 
+@on_each_device
 @pytest.mark.parametrize("schedule", ["grid", "balanced", "balanced-dynamic"])
 @pytest.mark.parametrize("name", ["window-both", "broadcast", "no-sequences-unused", "all-kv-empty"])
 def test_a_plan_gives_the_same_as_its_name(name, schedule, device):
@@ -52,6 +54,7 @@ def test_a_plan_gives_the_same_as_its_name(name, schedule, device):
     )
 
 
+@on_each_device
 def test_one_plan_serves_many_layers(device):
     """Other values, another number of heads, other groups: the lengths are what counts."""
     case = Case(q_lens=(70, 0, 5), kv_lens=(130, 3, 66), causal=True)
@@ -62,6 +65,7 @@ def test_one_plan_serves_many_layers(device):
         assert_results_close(attend(inputs, grads=True, schedule=table, **case.options), inputs, **case.bounds)
 
 
+@on_each_device
 def test_a_plan_with_bounds_gives_the_same_as_one_without(device):
     case = CASES["broadcast"]
     inputs = case.inputs(device, grad=True)
@@ -81,6 +85,7 @@ STRANGERS = {
 }
 
 
+@on_each_device
 @pytest.mark.parametrize("why", STRANGERS)
 def test_a_plan_for_something_else_is_refused(why, device):
     table = plan_for(BASE, BASE.inputs(device))
@@ -89,6 +94,7 @@ def test_a_plan_for_something_else_is_refused(why, device):
         attend(stranger.inputs(device), schedule=table, **stranger.options)
 
 
+@on_each_device
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
@@ -106,6 +112,7 @@ def test_plan_refuses_bad_arguments(changed, error, message, device):
         jfa.plan(inputs.kv_offsets, inputs.q_offsets, **arguments)
 
 
+@on_each_device
 def test_plan_reads_the_offsets_where_that_costs_nothing(device, monkeypatch):
     monkeypatch.setenv("JFA_CHECK", "1")
     inputs = BASE.inputs(device)
@@ -114,12 +121,12 @@ def test_plan_reads_the_offsets_where_that_costs_nothing(device, monkeypatch):
         jfa.plan(offsets, inputs.q_offsets, q=inputs.q, k=inputs.k)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["broadcast", "window-both"])
-def test_nothing_waits_for_the_device(name, device):
-    if device == "cpu":
-        pytest.skip("the host and the device are one")
+def test_nothing_waits_for_the_device(name, monkeypatch):
+    monkeypatch.delenv("JFA_CHECK", raising=False)
     case = CASES[name]
-    inputs = case.inputs(device, grad=True)
+    inputs = case.inputs("cuda", grad=True)
     attend(inputs, grads=True, **case.options)
     longest = {"max_q_len": max(case.q_lens or (case.q_len,)), "max_kv_len": max(case.kv_lens)}
     torch.cuda.set_sync_debug_mode("error")

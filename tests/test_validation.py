@@ -153,6 +153,12 @@ def test_refused_with_one_line(why):
     assert "\n" not in str(caught.value)
 
 
+def test_nested_tensors_are_told_what_to_pass():
+    nested = torch.nested.nested_tensor([torch.zeros(2, 4, 64), torch.zeros(3, 4, 64)], layout=torch.jagged)
+    with pytest.raises(TypeError, match="^q is a torch.jagged tensor: .* pass its values and offsets"):
+        call(q=nested)
+
+
 def test_the_reference_takes_what_the_kernels_do_not():
     tensors = {name: torch.zeros(20, 2, 80, dtype=torch.float64) for name in "qkv"}
     assert call(**tensors, impl="reference").head_dim == 80

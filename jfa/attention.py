@@ -149,7 +149,9 @@ def plan(
 def forward_items(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem, block: int, schedule: str) -> Items:
     """The forward's table: blocks of queries, by the keys that they see."""
     rows, columns = _lengths(kv_offsets, q_offsets, problem)
-    return schedules.build_items(
+    from jfa.impl.triton.tables import build_items
+
+    return build_items(
         rows,
         columns,
         problem.batch,
@@ -157,14 +159,16 @@ def forward_items(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem
         before=problem.window_left,
         after=problem.window_right,
         by_cost=schedules.is_sorted(schedule),
-        device=kv_offsets.device,
+        like=kv_offsets,
     )
 
 
 def backward_items(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem, block: int, schedule: str) -> Items:
     """The backward's table: blocks of keys, by the queries that see them; the window's sides change places."""
     columns, rows = _lengths(kv_offsets, q_offsets, problem)
-    return schedules.build_items(
+    from jfa.impl.triton.tables import build_items
+
+    return build_items(
         rows,
         columns,
         problem.batch,
@@ -172,7 +176,7 @@ def backward_items(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Proble
         before=problem.window_right,
         after=problem.window_left,
         by_cost=schedules.is_sorted(schedule),
-        device=kv_offsets.device,
+        like=kv_offsets,
     )
 
 

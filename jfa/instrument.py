@@ -10,9 +10,9 @@ Any Triton kernel can carry it::
         lane = instrument.open_lane(recorder, tl.program_id(0), capacity, LEVEL)
         count = 0
         ...
-        began = instrument.begin_span(LEVEL, 2)
+        instrument.begin_span(lane, count, capacity, 1, -1, LEVEL, 2)
         ...  # the work of tile t
-        count = instrument.end_span(lane, count, capacity, began, t, 1, -1, LEVEL, 2)
+        count = instrument.end_span(lane, count, capacity, t, LEVEL, 2)
         ...
         instrument.close_lane(lane, count, LEVEL)
 """
@@ -56,19 +56,19 @@ def read_sm():
 
 
 @triton.jit
-def store_pair(pointer, first, second):
-    """Two int64 to a 16-byte aligned address, by the CTA's first thread alone in one store."""
+def store_word(address, word):
+    """One int64 to an 8-byte aligned address, by the CTA's first thread alone."""
     tl.inline_asm_elementwise(
         """{
         .reg .pred leader;
         .reg .u32 thread;
         mov.u32 thread, %tid.x;
         setp.eq.u32 leader, thread, 0;
-        @leader st.global.v2.b64 [$1], {$2, $3};
+        @leader st.global.b64 [$1], $2;
         mov.u32 $0, 0;
         }""",
-        "=r,l,l,l",
-        [pointer.to(tl.int64), first, second],
+        "=r,l,l",
+        [address.to(tl.int64), word],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -82,36 +82,36 @@ def open_lane(recorder, lane, capacity, LEVEL: tl.constexpr):
         address = recorder + lane.to(tl.int64) * (_HEADER_WORDS + _EVENT_WORDS * capacity)
         timer = read_timer()
         clock = read_clock()
-        store_pair(address, read_sm().to(tl.int64), timer)
-        tl.store(address + 2, clock)
+        store_word(address, read_sm().to(tl.int64))
+        store_word(address + 1, timer)
+        store_word(address + 2, clock)
         return address
     else:
         return 0
 
 
 @triton.jit
-def begin_span(LEVEL: tl.constexpr, AT: tl.constexpr):
-    """The clock now, where ``LEVEL`` reaches ``AT``; else 0."""
+def begin_span(lane, count, capacity, KIND: tl.constexpr, stage, LEVEL: tl.constexpr, AT: tl.constexpr):
+    """Note when a span begins, where ``LEVEL`` reaches ``AT``: nothing of it stays in a register until its end.
+
+    ``KIND`` is one of ``jfa.lanes.KINDS``; stage −1: none. A full lane writes nothing.
+    """
     if LEVEL >= AT:
-        return read_clock()
-    else:
-        return tl.full((), 0, tl.int64)
+        began = read_clock()
+        zero = tl.full((), 0, tl.int64)
+        word = (began & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56)
+        if count < capacity:
+            store_word(lane + _HEADER_WORDS + _EVENT_WORDS * count, word)
 
 
 @triton.jit
-def end_span(lane, count, capacity, began, tile, KIND: tl.constexpr, stage, LEVEL: tl.constexpr, AT: tl.constexpr):
-    """Write the span that began at ``began``; the lane's new count of events.
-
-    A full lane writes nothing and counts on. ``KIND`` is one of ``jfa.lanes.KINDS``; tile and stage −1: none.
-    """
+def end_span(lane, count, capacity, tile, LEVEL: tl.constexpr, AT: tl.constexpr):
+    """Note when the span ends that began last, and whose it was (tile −1: nobody's); the lane's new count of events."""
     if LEVEL >= AT:
         ended = read_clock()
-        took = tl.minimum(ended - began, 0xFFFFFFFF)
-        zero = tl.full((), 0, tl.int64)
-        first = (began & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56)
-        second = took | ((zero + tile + 1) << 32)
+        word = (ended & 0xFFFFFFFF) | ((tl.full((), 0, tl.int64) + tile + 1) << 32)
         if count < capacity:
-            store_pair(lane + _HEADER_WORDS + _EVENT_WORDS * count, first, second)
+            store_word(lane + _HEADER_WORDS + _EVENT_WORDS * count + 1, word)
         return count + 1
     else:
         return count
@@ -123,8 +123,9 @@ def close_lane(lane, count, LEVEL: tl.constexpr):
     if LEVEL >= 1:
         timer = read_timer()
         clock = read_clock()
-        tl.store(lane + 3, timer)
-        store_pair(lane + 4, clock, tl.full((), 0, tl.int64) + count)
+        store_word(lane + 3, timer)
+        store_word(lane + 4, clock)
+        store_word(lane + 5, tl.full((), 0, tl.int64) + count)
 
 
 @triton.jit

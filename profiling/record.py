@@ -277,7 +277,7 @@ def _losses(taken: list[Lanes]) -> dict[str, Any]:
 
 def _worst_clock(taken: list[Lanes]) -> dict[str, float | int]:
     """The clock fit of the launch that fits worst."""
-    return max((spans.clock for spans in taken), key=lambda fit: fit.residual_ns_max).metadata()
+    return max((spans.clock for spans in taken), key=lambda fit: (fit.order_violations, fit.residual_ns_max)).metadata()
 
 
 def _gpu(device: torch.device, taken: list[Lanes]) -> dict[str, Any]:

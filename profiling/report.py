@@ -340,13 +340,13 @@ def _timing(recording: Recording, which: str) -> str:
 
 def _clock(recording: Recording) -> str:
     rate, residual = _number(recording, "clock.rate_ghz"), _number(recording, "clock.residual_ns_max")
-    fitted, violations = _number(recording, "clock.ctas_fitted"), _number(recording, "clock.order_violations")
+    fitted, violations = _number(recording, "clock.sms_fitted"), _number(recording, "clock.order_violations")
     return ", ".join(
         words
         for value, words in (
             (rate, f"{rate} GHz"),
             (residual, f"off by at most {residual} ns"),
-            (fitted, f"{fitted or 0:,.0f} CTAs fitted"),
+            (fitted, f"{fitted or 0:,.0f} SMs fitted"),
             (violations, f"{violations or 0:,.0f} spans out of order"),
         )
         if value is not None

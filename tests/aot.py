@@ -34,7 +34,14 @@ class Compiled:
 def compile_kernel(fn: Any, signature: dict[str, str], constants: dict[str, Any], arch: int, **options: Any) -> Compiled:
     """Compile a jitted function for ``sm_<arch>``; arguments without a type in ``signature`` are constants."""
     full = {name: signature.get(name, "constexpr") for name in fn.arg_names}
-    source = ASTSource(fn, full, constexprs={(fn.arg_names.index(name),): value for name, value in constants.items()})
+    position = fn.arg_names.index
+    aligned = [name for name, kind in signature.items() if str(kind).startswith("*")]  # as torch allocates, and jit sees
+    source = ASTSource(
+        fn,
+        full,
+        constexprs={(position(name),): value for name, value in constants.items()},
+        attrs={(position(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
     kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"

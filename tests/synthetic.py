@@ -78,8 +78,8 @@ def synthetic_recording(
         "rate_ghz": 1.98,
         "rate_spread_ppm": 3.0,
         "residual_ns_max": 80.0,
-        "ctas_fitted": ctas,
-        "ctas_median_rate": 0,
+        "sms_fitted": sms,
+        "sms_median_rate": 0,
         "order_violations": 0,
     }
     return Recording(events, metadata, source=name)

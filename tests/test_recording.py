@@ -193,7 +193,7 @@ def test_loss_is_in_coverage_and_warnings() -> None:
         ({"grade": "modelled"}, "modelled, not measured"),
         ({"kernel": {"config_hash": "a1", "plain_config_hash": "b2"}}, "a1"),
         ({"clock": {"order_violations": 3}}, "3 spans are out of order"),
-        ({"clock": {"ctas_median_rate": 2}}, "2 CTAs were too short"),
+        ({"clock": {"sms_median_rate": 2}}, "2 SMs were watched too briefly"),
         ({"clock": {"residual_ns_max": 5000.0}}, "5,000 ns"),
         ({"durations": {"plain_ns": 100.0, "recorded_ns": 120.0}}, "20.0% slower"),
     ],
@@ -208,7 +208,7 @@ def test_a_clean_recording_warns_of_nothing() -> None:
     clean = recording(
         [{}],
         kernel={"config_hash": "a1", "plain_config_hash": "a1"},
-        clock={"order_violations": 0, "ctas_median_rate": 0, "residual_ns_max": 90.0},
+        clock={"order_violations": 0, "sms_median_rate": 0, "residual_ns_max": 90.0},
         durations={"plain_ns": 100.0, "recorded_ns": 102.0},
     )
     assert clean.warnings() == []

@@ -265,7 +265,7 @@ def jfa_backward(
     tile = own
     turn = 0
     while tile < tile_count:
-        began = instrument.begin_span(LEVEL, 2)
+        instrument.begin_span(lane, noted, capacity, _KIND_TILE, -1, LEVEL, 2)
         item = tile // heads_kv
         head = tile % heads_kv
         batch = tl.load(pairs + 2 * item)
@@ -287,11 +287,11 @@ def jfa_backward(
                 total_q, head, heads_kv, group, before, after, score_scale, scale, True, HAS_BEFORE, HAS_AFTER,
                 BLOCK_Q, BLOCK_KV, DIM, STAGES, PRECISION, REDUCE,
             )  # fmt: skip
-        noted = instrument.end_span(lane, noted, capacity, began, tile, _KIND_TILE, -1, LEVEL, 2)
+        noted = instrument.end_span(lane, noted, capacity, tile, LEVEL, 2)
         turn += 1
         tile = primitives.next_tile(tile, turn, counter, tile_count, DEAL)
 
-    began = instrument.begin_span(LEVEL, 2)
+    instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2)
     cleared = 0
     for item in range(work + own, tl.load(counts + 1), tl.num_programs(0)):
         kv_start, kv_len = primitives.sequence(kv_offsets, tl.load(pairs + 2 * item), False, 0)
@@ -303,7 +303,7 @@ def jfa_backward(
         _clear_rows(dk, dv, row, tl.minimum(total_kv - row, _CLEAR_ROWS), heads_kv, DIM, _CLEAR_ROWS)
         cleared += 1
     if cleared > 0:
-        noted = instrument.end_span(lane, noted, capacity, began, -1, _KIND_ZERO, -1, LEVEL, 2)
+        noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2)
     instrument.close_lane(lane, noted, LEVEL)
 
 

@@ -138,7 +138,7 @@ def jfa_forward(
     tile = own
     turn = 0
     while tile < tile_count:
-        began = instrument.begin_span(LEVEL, 2)
+        instrument.begin_span(lane, noted, capacity, _KIND_TILE, -1, LEVEL, 2)
         item = tile // heads
         head = tile % heads
         batch = tl.load(pairs + 2 * item)
@@ -182,11 +182,11 @@ def jfa_forward(
         if BROADCAST_Q:
             out_row = batch * q_uniform + first
         _store_rows(out, lse, values, row_lse, out_row, head, heads, total_q, q_rows < q_len, rows, DIM)
-        noted = instrument.end_span(lane, noted, capacity, began, tile, _KIND_TILE, -1, LEVEL, 2)
+        noted = instrument.end_span(lane, noted, capacity, tile, LEVEL, 2)
         turn += 1
         tile = primitives.next_tile(tile, turn, counter, tile_count, DEAL)
 
-    began = instrument.begin_span(LEVEL, 2)
+    instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2)
     cleared = 0
     for item in range(work + own, tl.load(counts + 1), tl.num_programs(0)):
         batch = tl.load(pairs + 2 * item)
@@ -203,7 +203,7 @@ def jfa_forward(
             _clear_rows(out, lse, row, total_q - row, heads, total_q, BLOCK_Q, DIM)
             cleared += 1
     if cleared > 0:
-        noted = instrument.end_span(lane, noted, capacity, began, -1, _KIND_ZERO, -1, LEVEL, 2)
+        noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2)
     instrument.close_lane(lane, noted, LEVEL)
 
 

@@ -1,0 +1,184 @@
+"""Build tile tables on the device: nothing about them is read back, and a launch needs only an upper bound.
+
+Three small launches and a sort: the last block of every sequence (a running sum), the columns that each block meets,
+and the (batch, block) pairs in the sorted order. Without sorting, the middle one and the sort fall away.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jfa.schedule import Items, Lengths
+
+_CHUNK = 1024
+_ROWS = 256
+_SIZES = ["bound", "batch_count", "uniform_blocks"]
+"""Arguments that differ from batch to batch: no kernel is compiled anew for a value of theirs."""
+
+
+@triton.jit(do_not_specialize=["batch_count", "work_known"])
+def _block_ends(offsets, ends, counts, batch_count, work_known, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """ends[b] = blocks of sequences 0 … b; counts = (items with work where every item has some, items in all)."""
+    total = tl.full((), 0, tl.int32)
+    for start in range(0, batch_count, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        valid = at < batch_count
+        length = tl.load(offsets + at + 1, mask=valid, other=0) - tl.load(offsets + at, mask=valid, other=0)
+        blocks = (length.to(tl.int32) + BLOCK - 1) // BLOCK
+        tl.store(ends + at, total + tl.cumsum(blocks, 0), mask=valid)
+        total += tl.sum(blocks, 0)
+    tl.store(counts, total * work_known)
+    tl.store(counts + 1, total)
+
+
+@triton.jit
+def _locate(rank, ends, batch_count, uniform_blocks, UNIFORM: tl.constexpr):
+    """(batch, block) of natural ranks, int32 tensors; ranks behind the last item give the last sequence."""
+    if UNIFORM:
+        return rank // uniform_blocks, rank % uniform_blocks
+    else:
+        low = rank * 0
+        high = low + batch_count
+        steps = batch_count
+        while steps > 0:  # the first sequence whose end is above the rank
+            middle = (low + high) // 2
+            above = tl.load(ends + tl.minimum(middle, batch_count - 1)) > rank
+            open_ = low < high
+            high = tl.where(open_ & above, middle, high)
+            low = tl.where(open_ & (above == 0), middle + 1, low)
+            steps = steps // 2
+        batch = tl.minimum(low, batch_count - 1)
+        before = tl.load(ends + tl.maximum(batch - 1, 0))
+        return batch, rank - tl.where(batch > 0, before, 0)
+
+
+@triton.jit
+def _lengths(offsets, batch, uniform, UNIFORM: tl.constexpr):
+    if UNIFORM:
+        return batch * 0 + uniform
+    else:
+        return (tl.load(offsets + batch + 1) - tl.load(offsets + batch)).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "row_uniform", "column_uniform", "before", "after"])
+def _costs(
+    costs,
+    row_offsets,
+    row_uniform,
+    column_offsets,
+    column_uniform,
+    ends,
+    counts,
+    bound,
+    batch_count,
+    uniform_blocks,
+    before,
+    after,
+    ROWS_UNIFORM: tl.constexpr,
+    COLUMNS_UNIFORM: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    HAS_AFTER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """costs[rank] = columns that at least one row of the block sees; −1 where there is no such item."""
+    rank = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    valid = rank < bound
+    batch, block = _locate(rank, ends, batch_count, uniform_blocks, ROWS_UNIFORM)
+    batch = tl.minimum(batch, batch_count - 1)
+    columns = _lengths(column_offsets, batch, column_uniform, COLUMNS_UNIFORM)
+    rows = _lengths(row_offsets, batch, row_uniform, ROWS_UNIFORM)
+    first = block * BLOCK
+    shift = columns - rows
+    low = rank * 0
+    high = columns
+    if HAS_BEFORE:
+        low = tl.maximum(first + shift - before, 0)
+    if HAS_AFTER:
+        high = tl.minimum(columns, tl.minimum(first + BLOCK, rows) + shift + after)
+    cost = tl.where(rank < tl.load(counts + 1), tl.maximum(high - low, 0), -1)
+    tl.store(costs + rank, cost, mask=valid)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _pairs(
+    pairs,
+    order,
+    costs,
+    ends,
+    counts,
+    bound,
+    batch_count,
+    uniform_blocks,
+    ROWS_UNIFORM: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """pairs[i] = (batch, block) of the item at ``order``[i] (or i); counts[0] = where sorted ``costs`` fall to 0."""
+    at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    valid = at < bound
+    rank = at
+    if order is not None:
+        rank = tl.load(order + at, mask=valid, other=0).to(tl.int32)
+        works = tl.load(costs + at, mask=valid, other=0) > 0
+        next_works = tl.load(costs + at + 1, mask=at + 1 < bound, other=0) > 0
+        tl.store(counts + at * 0, at + 1, mask=works & (next_works == 0))
+    batch, block = _locate(rank, ends, batch_count, uniform_blocks, ROWS_UNIFORM)
+    tl.store(pairs + 2 * at, batch, mask=valid)
+    tl.store(pairs + 2 * at + 1, block, mask=valid)
+
+
+def build_items(
+    rows: Lengths, columns: Lengths, batch: int, block: int, *, before: int, after: int, by_cost: bool, like: Tensor
+) -> Items:
+    """The table of the side that owns tiles (``rows``), in blocks of ``block``, against the other side (``columns``).
+
+    ``before`` and ``after`` bound the columns that a row sees, end-aligned as for attention windows (−1: unbounded);
+    the backward, whose rows are keys, passes the window's two sides exchanged. ``by_cost`` sorts items by the number of
+    columns that they meet, longest first, and keeps those without work behind ``counts[0]``; items that all cost the
+    same stay in their natural order. ``like`` lends its device.
+    """
+    bound = rows.max_items(batch, block)
+    counts = torch.zeros(2, dtype=torch.int32, device=like.device)
+    if bound == 0:
+        return Items(torch.zeros((0, 2), dtype=torch.int32, device=like.device), counts)
+    unbounded = before < 0 and after < 0
+    by_cost = by_cost and not (columns.offsets is None and columns.uniform > 0 and unbounded)
+    uniform = rows.offsets is None
+    uniform_blocks = -(-rows.uniform // block)
+    if rows.offsets is None:
+        counts[int(by_cost) :].fill_(bound)
+        ends = counts
+    else:
+        ends = torch.empty(batch, dtype=torch.int32, device=like.device)
+        _block_ends[(1,)](rows.offsets, ends, counts, batch, int(not by_cost), BLOCK=block, CHUNK=_CHUNK)
+    grid = (triton.cdiv(bound, _ROWS),)
+    order = costs = None
+    if by_cost:
+        costs = torch.empty(bound, dtype=torch.int32, device=like.device)
+        _costs[grid](
+            costs,
+            rows.offsets,
+            rows.uniform,
+            columns.offsets,
+            columns.uniform,
+            ends,
+            counts,
+            bound,
+            batch,
+            uniform_blocks,
+            before,
+            after,
+            ROWS_UNIFORM=uniform,
+            COLUMNS_UNIFORM=columns.offsets is None,
+            HAS_BEFORE=before >= 0,
+            HAS_AFTER=after >= 0,
+            BLOCK=block,
+            ROWS=_ROWS,
+        )
+        costs, order = costs.sort(descending=True, stable=True)
+    pairs = torch.empty((bound, 2), dtype=torch.int32, device=like.device)
+    _pairs[grid](pairs, order, costs, ends, counts, bound, batch, uniform_blocks, ROWS_UNIFORM=uniform, ROWS=_ROWS)
+    return Items(pairs, counts)

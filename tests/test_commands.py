@@ -11,12 +11,14 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic import synthetic_recording
 
 from profiling.__main__ import main
 from profiling.commands import COMMANDS
 from profiling.commands.arguments import SCHEDULES
+from profiling.commands.views import tail
 from profiling.recording import Recording
 
 PARTS = ("work", "ramp", "fetch", "tail", "unused")
@@ -61,6 +63,17 @@ def test_a_recording_at_level_cta_says_what_its_work_is(program, tmp_path):
     assert "not known" in text and "record with --level tile" in text
 
 
+def test_clearing_that_runs_last_is_named():
+    frame = pd.DataFrame(
+        [(0, 0, "tile", 0, 0, 100), (0, 0, "zero", -1, 100, 130), (1, 1, "tile", 1, 0, 110)],
+        columns=["cta", "sm", "event", "tile", "start_ns", "end_ns"],
+    ).assign(launch=0, role="cta", batch=0, head=0, block=0, stage=-1)
+    recording = Recording(frame, {"schema": "1.0", "gpu": {"sm_count": 2}, "events": {"lost": 0}})
+    found, words = tail(recording, 0)
+    assert found["late_tiles"] == 0 and found["fair_ns"] == 120
+    assert words.startswith("no tile ran past 120") and words.endswith("empty tiles did, until 130 ns")
+
+
 def test_strangers_words_are_printed_as_they_are(program, tmp_path):
     path = tmp_path / "odd.parquet"
     synthetic_recording(64, [100, 50], name="[red]x[/red] <b>\x1b[31m").write(path)
@@ -86,7 +99,8 @@ def test_a_difference_within_the_spread_is_none(program, tmp_path):
         recording.write(paths[-1])
     rows = json.loads(fine(program("compare", *paths, "--json")))["rows"]
     assert [row["speedup"] for row in rows] == [1.0, 1.0, pytest.approx(1 / 1.02)]
-    assert "same" in fine(program("compare", *paths[:2]))
+    text = fine(program("compare", *paths[:2]))
+    assert "base" in text and "same" in text
 
 
 def test_compare_points_out_other_workloads_before_the_numbers_and_gives_no_speedup(program, recordings, tmp_path):

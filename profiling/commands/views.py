@@ -32,7 +32,7 @@ def speedup(value: float) -> str:
 def split_columns(first: Sequence[Column], *, compared: bool) -> list[Column]:
     """The columns of a split (rows of `profiling.compare.split`, through `split_rows`), after those of ``first``."""
     parts = [Column(f"{part}_share", part, percent) for part in ("work", "ramp", "fetch", "tail", "unused")]
-    last = [Column("speedup", "speedup", speedup)] if compared else []
+    last = [Column("faster", "speedup")] if compared else []
     return [
         *first,
         Column("kernel", "kernel time"),
@@ -45,8 +45,11 @@ def split_columns(first: Sequence[Column], *, compared: bool) -> list[Column]:
 
 
 def split_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of `profiling.compare.split`, with what is printed of two columns together."""
-    return [{**row, "kernel": with_spread(row)} for row in rows]
+    """Rows of `profiling.compare.split` or `compare`, with what is printed of several columns together."""
+    faster = [speedup(row.get("speedup", math.nan)) for row in rows]
+    if faster[0] != "–":
+        faster[0] = "base"
+    return [{**row, "kernel": with_spread(row), "faster": words} for row, words in zip(rows, faster, strict=True)]
 
 
 def grade_words(recordings: Sequence[Recording]) -> str:
@@ -74,7 +77,8 @@ def tail(recording: Recording, launch: int) -> tuple[dict[str, Any], str]:
         "sequences": printing.records(sequences.head(10)),
     }
     if last is None or not tiles:
-        return found, f"none: all work had ended by {duration(fair)}, as if perfectly spread"
+        words = f"no tile ran past {duration(fair)}, when perfectly spread work would have ended"
+        return found, words + _clearing_after(recording, launch, fair)
     length = f" (KV length {last.kv_len:,})" if last.kv_len >= 0 else ""
     more = last.work_ns / max(last.fair_ns, 1)
     late = f"{count(tiles, 'tile')} of {count(len(sequences), 'sequence')}"
@@ -82,4 +86,13 @@ def tail(recording: Recording, launch: int) -> tuple[dict[str, Any], str]:
         f"SM {last.sm} ended last, at {duration(last.end_ns)}, with {more:.2f}× the mean SM's work, "
         f"{percent(last.sequence_share)} of it for sequence {last.batch}{length}; "
         f"{late} ran past {duration(fair)}, when perfectly spread work would have ended"
+    )
+
+
+def _clearing_after(recording: Recording, launch: int, fair_ns: float) -> str:
+    """What ran later than that although no tile did: clearing the output of empty tiles is work too."""
+    events = recording.events
+    ends = events["end_ns"][(events["launch"] == launch) & (events["event"] == "zero")]
+    return (
+        f"; clearing the output of empty tiles did, until {duration(int(ends.max()))}" if (ends > fair_ns).any() else ""
     )

@@ -89,8 +89,8 @@ def jagged_attention(
         q,
         k,
         v,
-        kv_offsets,
-        q_offsets,
+        kv_offsets.contiguous(),
+        None if q_offsets is None else q_offsets.contiguous(),
         table.forward.pairs if table else None,
         table.forward.counts if table else None,
         table.backward.pairs if table else None,
@@ -132,6 +132,8 @@ def plan(
     )
     if not q.is_cuda or os.environ.get("JFA_CHECK") == "1":
         check_values(kv_offsets, q_offsets, problem)
+    kv_offsets = kv_offsets.contiguous()
+    q_offsets = None if q_offsets is None else q_offsets.contiguous()
     name = _schedule_name(schedule)
     block_q, block_kv = _blocks(q)
     return TileTable(
@@ -140,6 +142,7 @@ def plan(
         backward=backward_items(kv_offsets, q_offsets, problem, block_kv, name),
         block_q=block_q,
         block_kv=block_kv,
+        broadcast_q=problem.broadcast_q,
         batch=problem.batch,
         rows=(q.shape[0], k.shape[0]),
         window=(problem.window_left, problem.window_right),
@@ -217,6 +220,7 @@ def _reference(
 def _check_table(table: TileTable, problem: Problem) -> None:
     rows = problem.q_len if problem.broadcast_q else problem.total_q
     for what, planned, given in (
+        ("broadcast q:", table.broadcast_q, problem.broadcast_q),
         ("sequences", table.batch, problem.batch),
         ("rows of q and k", table.rows, (rows, problem.total_kv)),
         ("window", table.window, (problem.window_left, problem.window_right)),

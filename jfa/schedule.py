@@ -78,6 +78,7 @@ class TileTable:
     backward: Items
     block_q: int
     block_kv: int
+    broadcast_q: bool
     batch: int
     rows: tuple[int, int]
     window: tuple[int, int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +23,25 @@ toolchain.prefer_packaged_ptxas()
 
 @dataclass(frozen=True)
 class Compiled:
-    """SASS text, and cuobjdump's resources: registers a thread, stack frame and shared memory in bytes."""
+    """SASS and PTX; registers a thread, stack frame and shared memory in bytes, tensor memory in columns."""
 
     sass: str
     registers: int
     stack: int
     shared: int
+    tensor_memory: int
     ptx: str
 
 
-def compile_kernel(fn: Any, signature: dict[str, str], constants: dict[str, Any], arch: int, **options: Any) -> Compiled:
+def compile_kernel(
+    fn: Any, signature: dict[str, str], constants: dict[str, Any], arch: int, **options: Any
+) -> Compiled:
     """Compile a jitted function for ``sm_<arch>``; arguments without a type in ``signature`` are constants."""
     full = {name: signature.get(name, "constexpr") for name in fn.arg_names}
     position = fn.arg_names.index
-    aligned = [name for name, kind in signature.items() if str(kind).startswith("*")]  # as torch allocates, and jit sees
+    aligned = [
+        name for name, kind in signature.items() if str(kind).startswith("*")
+    ]  # as torch allocates, and jit sees
     source = ASTSource(
         fn,
         full,
@@ -50,7 +56,8 @@ def compile_kernel(fn: Any, signature: dict[str, str], constants: dict[str, Any]
         sass = _tool("cuobjdump", "-sass", str(cubin))
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
-    return Compiled(sass, int(found[1]), int(found[2]), kernel.metadata.shared, kernel.asm["ptx"])
+    tensor_memory = getattr(kernel.metadata, "tmem_size", None) or 0
+    return Compiled(sass, int(found[1]), int(found[2]), kernel.metadata.shared, tensor_memory, kernel.asm["ptx"])
 
 
 def _tool(name: str, *arguments: str) -> str:
@@ -153,3 +160,58 @@ def _optional(signature: dict[str, str], constants: dict[str, Any], broadcast: b
             signature[name] = kind
         else:
             constants[name] = None
+
+
+def _empty_recorder() -> None:
+    """Replace the recorder's device functions by ones without a body, before any kernel is compiled."""
+    from jfa import instrument
+
+    @triton.jit
+    def open_lane(recorder, lane, capacity, LEVEL):
+        return 0
+
+    @triton.jit
+    def begin_span(lane, count, capacity, KIND, stage, LEVEL, AT):
+        pass
+
+    @triton.jit
+    def end_span(lane, count, capacity, tile, LEVEL, AT):
+        return count
+
+    @triton.jit
+    def close_lane(lane, count, LEVEL):
+        pass
+
+    for emptied in (open_lane, begin_span, end_span, close_lane):
+        setattr(instrument, emptied.__name__, emptied)
+
+
+def main(arguments: list[str]) -> None:
+    """Compile pinned configurations and print what came of it as JSON, a line a kernel.
+
+    Arguments: levels as digits, "emptied" to empty the recorder first, architectures as sm_NN, head dimensions as dNN.
+    """
+    import hashlib
+    import json
+
+    from jfa.config import backward_config, forward_config
+
+    if "emptied" in arguments:
+        _empty_recorder()
+    for arch in [int(word[3:]) for word in arguments if word.startswith("sm_")]:
+        for dim in [int(word[1:]) for word in arguments if re.fullmatch(r"d\d+", word)]:
+            for level in [int(word) for word in arguments if word.isdigit()]:
+                for name, compile_one, choose in (
+                    ("forward", compile_forward, forward_config),
+                    ("backward", compile_backward, backward_config),
+                ):
+                    made = compile_one(choose((arch // 10, arch % 10), dim, 2), arch, dim=dim, level=level)  # type: ignore[operator]
+                    code = hashlib.sha256(made.sass.encode()).hexdigest()
+                    facts = {"arch": arch, "dim": dim, "level": level, "direction": name, "sass": code}
+                    facts |= {"registers": made.registers, "stack": made.stack, "shared": made.shared}
+                    facts |= {"tensor_memory": made.tensor_memory, "traps": made.ptx.count("trap;")}
+                    print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

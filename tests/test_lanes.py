@@ -13,7 +13,7 @@ SM_RATES = st.floats(1.2, 2.0)
 
 
 def buffer(ctas: list[dict], capacity: int) -> np.ndarray:
-    """Words as the device writes them. A CTA: sm, timer, clock (start, end pairs), events (began, ended, tile, kind)."""
+    """Words as the device writes them. A CTA: sm; timer, clock (start, end); events (began, ended, tile, kind)."""
     words = np.zeros((len(ctas), lanes.HEADER_WORDS + lanes.EVENT_WORDS * capacity), dtype=np.int64)
     for row, cta in zip(words, ctas, strict=True):
         events = cta.get("events", [])

@@ -175,7 +175,7 @@ def jfa_forward(
             acc, row_max, row_sum, q, k_desc, v_desc, kv_start, kv_len, column, full_high, high, q_rows, q_len, shift,
             before, after, score_scale, True, HAS_BEFORE, HAS_AFTER, BLOCK_KV, DIM, STAGES, PRECISION,
         )  # fmt: skip
-        seen = row_sum > 0
+        seen = row_sum != 0  # NaN goes through
         values = tl.where(seen[:, None], acc / tl.where(seen, row_sum, 1.0)[:, None], 0.0)
         row_lse = tl.where(seen, row_max * _LN2 + tl.log(tl.where(seen, row_sum, 1.0)), float("-inf"))
         out_row = q_start + first

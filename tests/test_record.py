@@ -1,0 +1,127 @@
+"""Recording real launches (on a GPU), and what refuses without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from jfa import instrument, schedule, workloads
+from profiling.errors import UserError
+from profiling.record import record
+from profiling.recording import Recording
+from profiling.sm_time import sm_time, summary
+
+SMALL = workloads.Workload(
+    name="small",
+    heads=2,
+    heads_kv=2,
+    head_dim=64,
+    q_lens=np.full(40, 150),
+    kv_lens=np.where(np.arange(40) % 3 == 0, 0, 37 * np.arange(40)),
+    broadcast_q=True,
+)
+
+
+def test_without_a_gpu_it_says_so_in_one_line(device: str) -> None:
+    if device == "cuda":
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match="found no CUDA GPU"):
+        record(SMALL)
+
+
+def expected_tiles(recording: Recording, workload: workloads.Workload) -> set[tuple[int, int, int]]:
+    """(batch, head, block) of all tiles, those without work left out where the schedule drops them."""
+    forward = recording.direction == "forward"
+    config = recording.metadata["kernel"]["config"]
+    own, other = (workload.q_lens, workload.kv_lens) if forward else (workload.kv_lens, workload.q_lens)
+    block, heads = (config["block_q"], workload.heads) if forward else (config["block_kv"], workload.heads_kv)
+    dropped = schedule.is_sorted(recording.schedule)
+    return {
+        (batch, head, index)
+        for batch, (rows, columns) in enumerate(zip(own, other, strict=True))
+        for index in range(-(-int(rows) // block))
+        for head in range(heads)
+        if columns > 0 or not dropped
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("name", schedule.SCHEDULES)
+def test_each_tile_is_recorded_once(name: str, direction: str, tmp_path) -> None:
+    recording = record(SMALL, schedule=name, direction=direction, launches=2, repeats=2)
+    assert recording.lost == 0
+    for launch in (0, 1):
+        rows = recording.events[(recording.events["launch"] == launch) & (recording.events["event"] == "tile")]
+        seen = list(zip(rows["batch"], rows["head"], rows["block"], strict=True))
+        assert len(seen) == len(set(seen))
+        assert set(seen) == expected_tiles(recording, SMALL)
+        assert rows["tile"].is_unique
+    split = sm_time(recording)
+    parts = split[["work_ns", "ramp_ns", "fetch_ns", "tail_ns", "unused_ns"]].sum(axis=1)
+    assert (parts == split["total_ns"]).all()
+    path = tmp_path / "small.parquet"
+    recording.write(path)
+    assert Recording.read(path).events.equals(recording.events)
+
+
+@pytest.mark.gpu
+def test_tiles_lie_inside_their_cta() -> None:
+    events = record(SMALL, schedule="dynamic", repeats=2).events
+    lives = events[events["event"] == "cta"].set_index("cta")
+    tiles = events[events["event"] != "cta"]
+    assert (tiles["start_ns"].to_numpy() >= lives.loc[tiles["cta"], "start_ns"].to_numpy()).all()
+    assert (tiles["end_ns"].to_numpy() <= lives.loc[tiles["cta"], "end_ns"].to_numpy()).all()
+    assert (tiles["sm"].to_numpy() == lives.loc[tiles["cta"], "sm"].to_numpy()).all()
+
+
+@pytest.mark.gpu
+def test_level_cta_keeps_lives_only() -> None:
+    recording = record(SMALL, level="cta", repeats=2)
+    assert set(recording.events["event"]) == {"cta"}
+    assert summary(recording).iloc[0]["basis"] == "cta"
+
+
+@pytest.mark.gpu
+def test_jagged_queries_and_masks_are_recorded_too() -> None:
+    jagged = replace(SMALL, q_lens=np.arange(40) * 5, broadcast_q=False, causal=True)
+    recording = record(jagged, schedule="static", repeats=2)
+    tiles = recording.events[recording.events["event"] == "tile"]
+    assert len(tiles) == len(expected_tiles(recording, jagged))
+
+
+@triton.jit
+def _doubles(x, recorder, capacity, SIZE: tl.constexpr, LEVEL: tl.constexpr):
+    """The kernel of instrument's docstring: every CTA doubles some chunks, each a span."""
+    lane = instrument.open_lane(recorder, tl.program_id(0), capacity, LEVEL)
+    count = 0
+    for chunk in range(3):
+        instrument.begin_span(lane, count, capacity, 1, -1, LEVEL, 2)
+        at = (tl.program_id(0) * 3 + chunk) * SIZE + tl.arange(0, SIZE)
+        tl.store(x + at, tl.load(x + at) * 2)
+        count = instrument.end_span(lane, count, capacity, tl.program_id(0) * 3 + chunk, LEVEL, 2)
+    instrument.close_lane(lane, count, LEVEL)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capacity", [3, 2, 0])
+def test_the_recorder_serves_other_kernels_and_counts_what_it_loses(capacity: int) -> None:
+    x = torch.ones(8 * 3 * 256, device="cuda")
+    recorder = instrument.Recorder.allocate("tile", 8, capacity, "cuda")
+    _doubles[(8,)](x, recorder.buffer, capacity, SIZE=256, LEVEL=recorder.number)
+    spans = recorder.read()
+    assert (x == 2).all()
+    assert spans.lane.tolist() == list(range(8))
+    assert spans.lost == 8 * (3 - capacity)
+    assert sorted(spans.tile.tolist()) == sorted(3 * cta + chunk for cta in range(8) for chunk in range(capacity))
+    assert (spans.event_end_ns >= spans.event_start_ns).all()
+
+
+@pytest.mark.gpu
+def test_the_timer_steps_in_whole_ns() -> None:
+    assert 1 <= instrument.timer_resolution_ns("cuda") <= 1100

@@ -10,6 +10,7 @@ import zipfile
 import pytest
 
 import profiling
+from profiling.recording import Recording
 
 # Runs the program with some packages made impossible to import, as if they were not installed.
 WITHOUT = """
@@ -111,3 +112,26 @@ def test_the_wheel_holds_both_packages_whole(repository, tmp_path):
         assert expected <= held
         assert f"{package}/py.typed" in held
     assert {name.split("/")[0].split("-")[0] for name in held} == {"jfa", "profiling", "jfa_profiling"}
+
+
+def test_the_shipped_recordings_are_measured_whole_and_small(repository):
+    paths = sorted((repository / "profiling" / "data").glob("*.parquet"))
+    assert len(paths) >= 16
+    assert sum(path.stat().st_size for path in paths) <= 2.5e6
+    seen = set()
+    for path in paths:
+        recording = Recording.read(path)
+        assert (recording.grade, recording.lost, recording.level) == ("measured", 0, "tile"), path
+        assert recording.get("kernel.config_hash") == recording.get("kernel.plain_config_hash"), path
+        seen.add((recording.workload_name, recording.direction, recording.schedule))
+    for name in ("hsp-loguniform", "hsp-half-empty", "hsp-extreme"):
+        forward = {(name, "forward", schedule) for schedule in ("static", "balanced", "dynamic", "balanced-dynamic")}
+        backward = {(name, "backward", schedule) for schedule in ("static", "balanced-dynamic")}
+        assert forward | backward <= seen
+
+
+def test_the_demo_of_the_shipped_recordings(repository, tmp_path):
+    result = run_without(["torch", "triton", "nvtx"], repository, "demo", "--out", tmp_path / "demo")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "times: measured on NVIDIA H200" in result.stdout
+    assert (tmp_path / "demo" / "index.html").exists()

@@ -76,14 +76,33 @@ def store_word(address, word):
 
 
 @triton.jit
+def store_pair(address, first, second):
+    """Two int64 to a 16-byte aligned address, by the CTA's first thread alone in one store."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred leader;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 leader, thread, 0;
+        @leader st.global.v2.b64 [$1], {$2, $3};
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,l,l",
+        [address.to(tl.int64), first, second],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def open_lane(recorder, lane, capacity, LEVEL: tl.constexpr):
     """Address of this lane, int64; writes the start half of its header (level cta and above)."""
     if LEVEL >= 1:
         address = recorder + lane.to(tl.int64) * (_HEADER_WORDS + _EVENT_WORDS * capacity)
         timer = read_timer()
         clock = read_clock()
-        store_word(address, read_sm().to(tl.int64))
-        store_word(address + 1, timer)
+        store_pair(address, read_sm().to(tl.int64), timer)
         store_word(address + 2, clock)
         return address
     else:
@@ -94,14 +113,16 @@ def open_lane(recorder, lane, capacity, LEVEL: tl.constexpr):
 def begin_span(lane, count, capacity, KIND: tl.constexpr, stage, LEVEL: tl.constexpr, AT: tl.constexpr):
     """Note when a span begins, where ``LEVEL`` reaches ``AT``: nothing of it stays in a register until its end.
 
-    ``KIND`` is one of ``jfa.lanes.KINDS``; stage −1: none. A full lane writes nothing.
+    Both clocks are read, so that every span ties its SM's cycles to the common axis. ``KIND`` is one of
+    ``jfa.lanes.KINDS``; stage −1: none. A full lane writes nothing.
     """
     if LEVEL >= AT:
+        timer = read_timer()
         began = read_clock()
         zero = tl.full((), 0, tl.int64)
         word = (began & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56)
         if count < capacity:
-            store_word(lane + _HEADER_WORDS + _EVENT_WORDS * count, word)
+            store_pair(lane + _HEADER_WORDS + _EVENT_WORDS * count, word, timer)
 
 
 @triton.jit
@@ -111,7 +132,7 @@ def end_span(lane, count, capacity, tile, LEVEL: tl.constexpr, AT: tl.constexpr)
         ended = read_clock()
         word = (ended & 0xFFFFFFFF) | ((tl.full((), 0, tl.int64) + tile + 1) << 32)
         if count < capacity:
-            store_word(lane + _HEADER_WORDS + _EVENT_WORDS * count + 1, word)
+            store_word(lane + _HEADER_WORDS + _EVENT_WORDS * count + 2, word)
         return count + 1
     else:
         return count
@@ -124,8 +145,7 @@ def close_lane(lane, count, LEVEL: tl.constexpr):
         timer = read_timer()
         clock = read_clock()
         store_word(lane + 3, timer)
-        store_word(lane + 4, clock)
-        store_word(lane + 5, tl.full((), 0, tl.int64) + count)
+        store_pair(lane + 4, clock, tl.full((), 0, tl.int64) + count)
 
 
 @triton.jit
@@ -148,7 +168,7 @@ def timer_resolution_ns(device: Any, readings: int = 20_000) -> int:
 class Recorder:
     """A recorder's buffer on the device, for one launch.
 
-    ``buffer`` is int64 [lanes, 8 + 2·capacity], zero before the launch. Level ``off`` has no buffer.
+    ``buffer`` is int64 [lanes, 8 + 4·capacity], zero before the launch. Level ``off`` has no buffer.
     """
 
     level: str = "off"

@@ -1,16 +1,17 @@
 """Layout of the recorder's buffer, and how its words become spans: NumPy only, so that it works without a GPU.
 
 A *lane* is the stretch of the buffer that one CTA (or one role of a CTA) writes: a header of eight 64-bit words,
-then ``capacity`` events of two words. A full lane keeps its first events and goes on counting.
+then ``capacity`` events of four words. A full lane keeps its first events and goes on counting.
 
 ====== ==========================================================================
 header  word 0: SM id; 1: %globaltimer at the start (ns); 2: %clock64 at the start (cycles);
         3: %globaltimer at the end; 4: %clock64 at the end; 5: events offered; 6, 7: zero
 event   word 0: %clock64 at the span's start, low 48 bits | kind << 48 | (stage + 1) << 56
-        word 1: %clock64 at the span's end, low 32 bits | (tile + 1) << 32
+        word 1: %globaltimer at the span's start (ns), or zero where it was not read
+        word 2: %clock64 at the span's end, low 32 bits | (tile + 1) << 32; word 3: zero
 ====== ==========================================================================
 
-Stage and tile are stored plus one so that "does not apply" (−1) is zero. The two words are stored apart, each when it
+Stage and tile are stored plus one so that "does not apply" (−1) is zero. Start and end are stored apart, each when it
 is known: a start kept in registers until the end costs a kernel that is short of them. A span of 2³² cycles or more
 (2.1 s at 2 GHz) is not told from a shorter one.
 """
@@ -23,14 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 HEADER_WORDS = 8
-EVENT_WORDS = 2
+EVENT_WORDS = 4
 LEVELS = {"off": 0, "cta": 1, "tile": 2, "wait": 3}
 KINDS = {"tile": 1, "zero": 2}
 
 _CLOCK_MASK = (1 << 48) - 1
-_MIN_FIT_NS = 50_000
-"""A launch shorter than this gives an SM no rate of its own: %globaltimer read on 132 SMs of an H200 at once spreads
-over 160 ns, which over 50 µs is 0.3 %, about what the SMs' clocks really differ by."""
+_SEGMENT_NS = 50_000
+"""Length of the straight pieces that tie an SM's cycles to the common axis. %globaltimer, read on 132 SMs of an H200 at
+once, spreads over 160 ns: 0.3 % of this, about what the SMs' clocks differ by; under load an SM's clock strays from one
+straight line over a 1.8 ms launch by up to 8 µs."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,15 @@ class Lanes:
 class ClockFit:
     """How cycles became ns, and what that is worth.
 
-    %clock64 counts one SM's cycles, %globaltimer ns for all SMs. Each SM gets the straight line through its first and
-    its last (timer, clock) pair of the launch. ``residual_ns_max`` is how far any other pair lies from its SM's line;
-    an SM that ran one CTA has no other pair, and ``pairs_checked`` says how many there were.
+    %clock64 counts one SM's cycles, %globaltimer ns for all SMs. An SM's (timer, clock) pairs, about 50 µs apart, are
+    joined by straight lines; ``residual_ns_max`` and ``residual_ns_p99`` say how far its other pairs lie from them, and
+    ``pairs_checked`` how many others there were. ``sms_median_rate``: SMs with too little to go by, which use the
+    median rate of the rest.
     """
 
     rate_ghz: float
     rate_spread_ppm: float
+    residual_ns_p99: float
     residual_ns_max: float
     pairs_checked: int
     sms_fitted: int
@@ -85,43 +89,65 @@ class ClockFit:
 
 
 @dataclass(frozen=True)
-class SmClocks:
-    """A line an SM: timer = ``timer`` + (clock − ``clock``) / ``rate``; indexed by SM id, rate in cycles per ns."""
+class Pairs:
+    """Readings of both clocks at one moment: SM id, %globaltimer (ns) and %clock64 (cycles), int64 arrays."""
 
+    sm: NDArray[np.int64]
     timer: NDArray[np.int64]
     clock: NDArray[np.int64]
-    rate: NDArray[np.float64]
-    fitted: NDArray[np.bool_]
-    seen: NDArray[np.bool_]
-
-    def to_ns(self, sm: NDArray[np.int64], clock: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Global timer (ns) of clock values read on SMs ``sm``; the clock's difference is exact, in 64 bits."""
-        return self.timer[sm] + np.rint((clock - self.clock[sm]) / self.rate[sm]).astype(np.int64)
 
 
-def fit_clocks(
-    sm: NDArray[np.int64], timer: NDArray[np.int64], clock: NDArray[np.int64], min_fit_ns: int = _MIN_FIT_NS
-) -> SmClocks:
-    """Each SM's line from its CTAs' pairs: sm [lanes]; timer (ns) and clock (cycles) [lanes, 2], start and end.
+@dataclass(frozen=True)
+class SmClock:
+    """One SM's cycles on the common axis: ``knots`` (clock, timer) joined by lines, ``rate`` (cycles per ns) beyond."""
 
-    An SM watched for less than ``min_fit_ns`` takes the median rate of the others; where there are no others, all take
-    the rate of all together.
+    clock: NDArray[np.int64]
+    timer: NDArray[np.int64]
+    rate: float
+    fitted: bool
+
+    def to_ns(self, clock: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Global timer (ns) at readings of this SM's clock; differences are taken in 64 bits before they are floats."""
+        since = (clock - self.clock[0]).astype(np.float64)
+        knots, times = (self.clock - self.clock[0]).astype(np.float64), (self.timer - self.timer[0]).astype(np.float64)
+        inside = np.interp(since, knots, times)
+        beyond = np.where(since > knots[-1], since - knots[-1], np.minimum(since, 0.0)) / self.rate
+        return self.timer[0] + np.rint(inside + beyond).astype(np.int64)
+
+
+def fit_clocks(pairs: Pairs, segment_ns: int = _SEGMENT_NS) -> dict[int, SmClock]:
+    """Each SM's clock from its pairs: knots about ``segment_ns`` apart, its first and its last pair among them.
+
+    An SM watched for less than ``segment_ns`` takes the median rate of the others from its first pair on; where there
+    are no others, all take the rate of all together.
     """
-    count = int(sm.max()) + 1
-    first, last = np.full(count, -1), np.full(count, -1)
-    early, late = np.argsort(-timer[:, 0], kind="stable"), np.argsort(timer[:, 1], kind="stable")
-    first[sm[early]] = early  # of several assignments to one SM the last stays
-    last[sm[late]] = late
-    seen = first >= 0
-    took = np.where(seen, timer[last, 1] - timer[first, 0], 0).astype(np.float64)
-    cycles = np.where(seen, clock[last, 1] - clock[first, 0], 0).astype(np.float64)
-    fitted = (took >= min_fit_ns) & (cycles > 0)
+    order = np.lexsort((pairs.clock, pairs.sm))
+    sm, timer, clock = pairs.sm[order], pairs.timer[order], pairs.clock[order]
+    starts = np.flatnonzero(np.r_[True, sm[1:] != sm[:-1]])
+    stops = np.r_[starts[1:], sm.size]
+    took = (timer[stops - 1] - timer[starts]).astype(np.float64)
+    cycles = (clock[stops - 1] - clock[starts]).astype(np.float64)
+    fitted = (took >= segment_ns) & (cycles > 0)
     if fitted.any():
         common = float(np.median(cycles[fitted] / took[fitted]))
     else:
         common = float(cycles.sum() / took.sum()) if took.sum() > 0 and cycles.sum() > 0 else 1.0
-    rate = np.where(fitted, cycles / np.where(fitted, took, 1.0), common)
-    return SmClocks(timer[first, 0], clock[first, 0], rate, fitted, seen)
+    clocks = {}
+    for start, stop, own in zip(starts.tolist(), stops.tolist(), fitted.tolist(), strict=True):
+        knots = _knots(timer[start:stop], segment_ns) + start if own else np.array([start])
+        rate = float(cycles[starts == start][0] / took[starts == start][0]) if own else common
+        clocks[int(sm[start])] = SmClock(clock[knots], timer[knots], rate, own)
+    return clocks
+
+
+def _knots(timer: NDArray[np.int64], segment_ns: int) -> NDArray[np.int64]:
+    """Positions of the pairs to join: the first of each segment, half a segment apart at least, and the very last."""
+    segment = (timer - timer[0]) // segment_ns
+    first = np.flatnonzero(np.r_[True, segment[1:] > segment[:-1]])
+    apart = np.r_[True, np.diff(timer[first]) * 2 >= segment_ns]  # else a pair late in one and one early in the next
+    first = first[apart]
+    near_end = timer[-1] - timer[first] < segment_ns // 2
+    return np.r_[first[~near_end | (first == 0)], timer.size - 1]
 
 
 def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
@@ -140,59 +166,72 @@ def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
     sm, timer, clock = header[:, 0], header[:, [1, 3]], header[:, [2, 4]]
     offered = header[:, 5]
     kept = np.minimum(offered, capacity)
-    clocks = fit_clocks(sm, timer, clock)
-    lane_start, lane_end = clocks.to_ns(sm, clock[:, 0]), clocks.to_ns(sm, clock[:, 1])
-    origin = int(lane_start.min())
-
     event_lane = np.repeat(np.arange(lane.size), kept)
     slot = np.arange(event_lane.size) - np.repeat(np.cumsum(kept) - kept, kept)
-    column = HEADER_WORDS + EVENT_WORDS * slot
-    first, second = words[lane[event_lane], column], words[lane[event_lane], column + 1]
+    events = words[:, HEADER_WORDS:].reshape(len(words), capacity, EVENT_WORDS)[lane[event_lane], slot]
+    first, anchor, second = events[:, 0], events[:, 1], events[:, 2]
     opened = clock[event_lane, 0]
     began = opened + (((first & _CLOCK_MASK) - (opened & _CLOCK_MASK)) & _CLOCK_MASK)  # the low bits may have wrapped
     ended = began + (((second & 0xFFFFFFFF) - (first & 0xFFFFFFFF)) & 0xFFFFFFFF)
+
+    event_sm, read = sm[event_lane], anchor != 0
+    pairs = Pairs(
+        np.concatenate([sm, sm, event_sm[read]]),
+        np.concatenate([timer[:, 0], timer[:, 1], anchor[read]]),
+        np.concatenate([clock[:, 0], clock[:, 1], began[read]]),
+    )
+    clocks = fit_clocks(pairs)
+    readings = np.concatenate([clock[:, 0], clock[:, 1], began, ended])
+    times = _to_ns(clocks, np.concatenate([sm, sm, event_sm, event_sm]), readings)
+    times -= times[: lane.size].min()
+    bounds = np.cumsum([lane.size, lane.size, began.size])
+    lane_start, lane_end, event_start, event_end = np.split(times, bounds)
+    backwards = (
+        int(((event_lane[1:] == event_lane[:-1]) & (began[1:] < ended[:-1])).sum())
+        + int((ended > clock[event_lane, 1]).sum())
+        + int((timer[:, 1] < timer[:, 0]).sum())
+        + int((clock[:, 1] < clock[:, 0]).sum())
+    )
     return Lanes(
         lane=lane,
         sm=sm,
-        start_ns=lane_start - origin,
-        end_ns=lane_end - origin,
+        start_ns=lane_start,
+        end_ns=lane_end,
         offered=offered,
         kept=kept,
         event_lane=event_lane,
         kind=(first >> 48) & 0xFF,
         stage=((first >> 56) & 0xFF) - 1,
         tile=((second >> 32) & 0xFFFFFFFF) - 1,
-        event_start_ns=clocks.to_ns(sm[event_lane], began) - origin,
-        event_end_ns=clocks.to_ns(sm[event_lane], ended) - origin,
-        clock=_judge(clocks, sm, timer, clock, event_lane, began, ended),
+        event_start_ns=event_start,
+        event_end_ns=event_end,
+        clock=_judge(clocks, pairs, backwards),
     )
 
 
-def _judge(
-    clocks: SmClocks,
-    sm: NDArray[np.int64],
-    timer: NDArray[np.int64],
-    clock: NDArray[np.int64],
-    event_lane: NDArray[np.int64],
-    began: NDArray[np.int64],
-    ended: NDArray[np.int64],
-) -> ClockFit:
-    """Residuals, spread of the rates, and how often time ran backwards or a span left its CTA's life."""
-    residual = np.abs(np.stack([clocks.to_ns(sm, clock[:, side]) - timer[:, side] for side in (0, 1)], axis=1))
-    rates = clocks.rate[clocks.fitted]
-    same_lane = event_lane[1:] == event_lane[:-1]
-    backwards = (
-        int((same_lane & (began[1:] < ended[:-1])).sum())
-        + int((ended > clock[event_lane, 1]).sum())
-        + int((timer[:, 1] < timer[:, 0]).sum())
-        + int((clock[:, 1] < clock[:, 0]).sum())
-    )
+def _to_ns(clocks: dict[int, SmClock], sm: NDArray[np.int64], clock: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Global timer (ns) of clock readings on SMs ``sm``."""
+    times = np.empty_like(clock)
+    order = np.argsort(sm, kind="stable")
+    ends = np.flatnonzero(np.r_[sm[order][1:] != sm[order][:-1], True]) + 1
+    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+        rows = order[start:end]
+        times[rows] = clocks[int(sm[rows[0]])].to_ns(clock[rows])
+    return times
+
+
+def _judge(clocks: dict[int, SmClock], pairs: Pairs, order_violations: int) -> ClockFit:
+    """What the fit is worth: spread of the SMs' rates, and how far pairs lie from it."""
+    residual = np.abs(_to_ns(clocks, pairs.sm, pairs.clock) - pairs.timer)
+    rates = np.array([clock.rate for clock in clocks.values() if clock.fitted])
+    checked = residual.size - sum(clock.clock.size for clock in clocks.values())
     return ClockFit(
-        rate_ghz=float(np.median(clocks.rate[clocks.seen])),
+        rate_ghz=float(np.median([clock.rate for clock in clocks.values()])),
         rate_spread_ppm=float(np.ptp(rates) / np.median(rates) * 1e6) if rates.size > 1 else 0.0,
+        residual_ns_p99=float(np.percentile(residual, 99)),
         residual_ns_max=float(residual.max()),
-        pairs_checked=int(residual.size - 2 * clocks.seen.sum()),
-        sms_fitted=int(clocks.fitted.sum()),
-        sms_median_rate=int((clocks.seen & ~clocks.fitted).sum()),
-        order_violations=backwards,
+        pairs_checked=int(checked),
+        sms_fitted=int(rates.size),
+        sms_median_rate=len(clocks) - int(rates.size),
+        order_violations=order_violations,
     )

@@ -314,10 +314,11 @@ def _forward_op(
     config = forward_config(launch.capability(q.device), problem.head_dim, q.element_size())
     if pairs is None or counts is None:
         items = forward_items(kv_offsets, q_offsets, problem, config.block_q, schedule)
+        run = launch.Run(schedule, items, fresh=True)
     else:
-        items = Items(pairs, counts)
+        run = launch.Run(schedule, Items(pairs, counts))
     q, problem = _positive_scale(q, problem)
-    return forward.forward(q, k, v, kv_offsets, q_offsets, problem, config, launch.Run(schedule, items))
+    return forward.forward(q, k, v, kv_offsets, q_offsets, problem, config, run)
 
 
 @_forward_op.register_fake
@@ -359,8 +360,9 @@ def _backward_op(
     config = backward_config(launch.capability(q.device), problem.head_dim, q.element_size())
     if pairs is None or counts is None:
         items = backward_items(kv_offsets, q_offsets, problem, config.block_kv, schedule)
+        run = launch.Run(schedule, items, fresh=True)
     else:
-        items = Items(pairs, counts)
+        run = launch.Run(schedule, Items(pairs, counts))
     signed_q, problem = _positive_scale(q, problem)
     dq, dk, dv = backward.backward(
         grad_out,
@@ -374,7 +376,7 @@ def _backward_op(
         q_offsets,
         problem,
         config,
-        launch.Run(schedule, items),
+        run,
     )
     return (dq if signed_q is q else -dq), dk, dv
 

@@ -20,7 +20,7 @@ Any Triton kernel can carry it::
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,11 @@ import triton
 import triton.language as tl
 
 from jfa import lanes
+
+try:
+    import nvtx
+except ImportError:
+    nvtx = None
 
 if TYPE_CHECKING:
     import torch
@@ -214,20 +219,15 @@ def workload_label(name: str) -> Iterator[None]:
         _workload.reset(token)
 
 
-@contextmanager
-def launch_range(kernel: str, schedule: str, **facts: Any) -> Iterator[None]:
+def launch_range(kernel: str, schedule: str, **facts: Any) -> AbstractContextManager[Any]:
     """NVTX range (domain ``jfa``) around a launch: ``kernel schedule=… workload=… key=value…``.
 
-    Without the nvtx package there is no range and no cost; ``python -m profiling doctor`` reports the package.
+    Without the nvtx package there is no range; ``python -m profiling doctor`` reports the package.
     """
-    try:
-        import nvtx
-    except ImportError:
-        yield
-        return
+    if nvtx is None:
+        return nullcontext()
     words = [kernel, f"schedule={schedule}"]
     if _workload.get():
         words.append(f"workload={_workload.get()}")
     words += [f"{key}={value}" for key, value in facts.items()]
-    with nvtx.annotate(message=" ".join(words), domain="jfa"):
-        yield
+    return nvtx.annotate(message=" ".join(words), domain="jfa")

@@ -58,7 +58,8 @@ class Lengths:
 class Items:
     """One direction's table on the device.
 
-    ``pairs`` int32 [max_items, 2]: (batch, block), work first. ``counts`` int32 [2]: items with work, items in all.
+    ``pairs`` int32 [max_items, 2]: (batch, block), work first. ``counts`` int32 [3]: items with work, items in all, and
+    a zero that the first launch of a fresh table may count in.
     """
 
     pairs: Tensor

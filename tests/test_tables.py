@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -75,7 +76,8 @@ def test_broadcast_sides(device: str, columns: list[int], queries: int, by_cost:
 
 
 def check_items(items: schedule.Items, truth: list[tuple[int, int, int]], by_cost: bool) -> None:
-    work, total = items.counts.tolist()
+    work, total, counter = items.counts.tolist()
+    assert counter == 0
     assert total == len(truth) <= items.max_items
     listed = [tuple(pair) for pair in items.pairs[:total].tolist()]
     assert sorted(listed) == [(batch, block) for batch, block, _ in truth]
@@ -89,13 +91,21 @@ def check_items(items: schedule.Items, truth: list[tuple[int, int, int]], by_cos
     assert work == sum(met > 0 for met in costs)
 
 
-def test_many_sequences_span_several_programs(device: str) -> None:
-    rows = np.random.default_rng(0).integers(0, 130, 3000).tolist()
-    row_side = side(rows, device)
+@pytest.mark.parametrize("most_ranked", [tables._MOST_RANKED, 0])
+@pytest.mark.parametrize("uniform", [False, True])
+def test_many_sequences_span_several_programs(
+    device: str, most_ranked: int, uniform: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranked and, where there are too many items for that, sorted."""
+    monkeypatch.setattr(tables, "_MOST_RANKED", most_ranked)
+    rows = np.random.default_rng(0).integers(0, 130, 1500).tolist()
+    column_side = side(rows, device)
+    same = [100] * len(rows)
+    row_side = Lengths(None, 100, 100 * len(rows), 100) if uniform else column_side
     items = tables.build_items(
-        row_side, row_side, len(rows), 64, before=-1, after=-1, by_cost=True, like=row_side.offsets
+        row_side, column_side, len(rows), 64, before=-1, after=-1, by_cost=True, like=column_side.offsets
     )
-    check_items(items, expected_items(rows, rows, 64, -1, -1), True)
+    check_items(items, expected_items(same if uniform else rows, rows, 64, -1, -1), True)
 
 
 @triton.jit

@@ -333,9 +333,8 @@ def backward(
     jfa_delta[(triton.cdiv(problem.total_q, rows), heads)](
         out, grad_out, grad_lse, delta, problem.total_q, grad_out.stride(0), heads, ROWS=rows, DIM=dim
     )
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device)
     grid = launch.grid(run, heads_kv, q.device, config.ctas_per_sm)
-    facts = {"batch": problem.batch, "heads": heads, "head_dim": dim}
+    facts = {"heads": heads, "head_dim": dim}
     with instrument.launch_range("jfa_backward", run.schedule, **facts):
         jfa_backward[(grid,)](
             launch.descriptor(launch.as_rows(q), config.block_q),
@@ -351,7 +350,7 @@ def backward(
             kv_offsets,
             run.items.pairs,
             run.items.counts,
-            counter,
+            run.counter(),
             problem.batch,
             heads_kv,
             heads // heads_kv,

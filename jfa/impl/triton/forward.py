@@ -222,9 +222,8 @@ def forward(
     lse = torch.empty((problem.heads, problem.total_q), dtype=torch.float32, device=q.device)
     if problem.total_q == 0 or problem.heads == 0:
         return out, lse
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device)
     grid = launch.grid(run, problem.heads, q.device, config.ctas_per_sm)
-    facts = {"batch": problem.batch, "heads": problem.heads, "head_dim": problem.head_dim}
+    facts = {"heads": problem.heads, "head_dim": problem.head_dim}
     with instrument.launch_range("jfa_forward", run.schedule, **facts):
         jfa_forward[(grid,)](
             launch.descriptor(launch.as_rows(q), config.block_q),
@@ -236,7 +235,7 @@ def forward(
             kv_offsets,
             run.items.pairs,
             run.items.counts,
-            counter,
+            run.counter(),
             problem.batch,
             problem.heads,
             problem.heads // problem.heads_kv,

@@ -26,11 +26,21 @@ if INTERPRETED:
 
 @dataclass(frozen=True)
 class Run:
-    """How one launch is scheduled and recorded: the schedule's name, its table, and the recorder."""
+    """How one launch is scheduled and recorded: the schedule's name, its table, and the recorder.
+
+    ``fresh``: the table was built for this launch alone, which may count in it.
+    """
 
     schedule: str
     items: Items
     recorder: Recorder = OFF
+    fresh: bool = False
+
+    def counter(self) -> Tensor:
+        """int32 [1], zero, for this launch alone."""
+        if self.fresh:
+            return self.items.counts[2:]
+        return torch.zeros(1, dtype=torch.int32, device=self.items.counts.device)
 
 
 def as_rows(tensor: Tensor) -> Tensor:

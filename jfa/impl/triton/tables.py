@@ -1,7 +1,8 @@
 """Build tile tables on the device: nothing about them is read back, and a launch needs only an upper bound.
 
-Three small launches and a sort: the last block of every sequence (a running sum), the columns that each block meets,
-and the (batch, block) pairs in the sorted order. Without sorting, the middle one and the sort fall away.
+At most three small launches: the running sum of every sequence's blocks (where lengths differ), the columns that each
+block meets, and the (batch, block) pairs, each put where its cost ranks. Host time matters as much as GPU time here:
+a table is built in every call that was not planned.
 """
 
 from __future__ import annotations
@@ -15,13 +16,23 @@ from jfa.schedule import Items, Lengths
 
 _CHUNK = 1024
 _ROWS = 256
+_MOST_RANKED = 8192
+"""Items up to this many are ranked by comparing each with all others (67 million comparisons, one launch); more are
+sorted."""
 _SIZES = ["bound", "batch_count", "uniform_blocks"]
 """Arguments that differ from batch to batch: no kernel is compiled anew for a value of theirs."""
 
 
-@triton.jit(do_not_specialize=["batch_count", "work_known"])
-def _block_ends(offsets, ends, counts, batch_count, work_known, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """ends[b] = blocks of sequences 0 … b; counts = (items with work where every item has some, items in all)."""
+@triton.jit
+def _store_counts(counts, work, total):
+    tl.store(counts, work)
+    tl.store(counts + 1, total)
+    tl.store(counts + 2, 0)
+
+
+@triton.jit(do_not_specialize=["batch_count"])
+def _block_ends(offsets, ends, counts, batch_count, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """ends[b] = blocks of sequences 0 … b; counts = (items in all, twice; a counter at zero)."""
     total = tl.full((), 0, tl.int32)
     for start in range(0, batch_count, CHUNK):
         at = start + tl.arange(0, CHUNK)
@@ -30,8 +41,7 @@ def _block_ends(offsets, ends, counts, batch_count, work_known, BLOCK: tl.conste
         blocks = (length.to(tl.int32) + BLOCK - 1) // BLOCK
         tl.store(ends + at, total + tl.cumsum(blocks, 0), mask=valid)
         total += tl.sum(blocks, 0)
-    tl.store(counts, total * work_known)
-    tl.store(counts + 1, total)
+    _store_counts(counts, total, total)
 
 
 @triton.jit
@@ -99,8 +109,10 @@ def _costs(
         low = tl.maximum(first + shift - before, 0)
     if HAS_AFTER:
         high = tl.minimum(columns, tl.minimum(first + BLOCK, rows) + shift + after)
-    cost = tl.where(rank < tl.load(counts + 1), tl.maximum(high - low, 0), -1)
-    tl.store(costs + rank, cost, mask=valid)
+    total = bound
+    if not ROWS_UNIFORM:
+        total = tl.load(counts + 1)
+    tl.store(costs + rank, tl.where(rank < total, tl.maximum(high - low, 0), -1), mask=valid)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -114,20 +126,44 @@ def _pairs(
     batch_count,
     uniform_blocks,
     ROWS_UNIFORM: tl.constexpr,
+    RANK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """pairs[i] = (batch, block) of the item at ``order``[i] (or i); counts[0] = where sorted ``costs`` fall to 0."""
+    """Write (batch, block) of every item, and the counts.
+
+    With ``RANK`` an item goes where its cost ranks among all (longest first, ties in natural order). Else item i of
+    ``order`` (of the natural order, where there is none) goes to i.
+    """
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = at < bound
     rank = at
-    if order is not None:
+    place = at
+    if RANK:
+        own = tl.load(costs + at, mask=valid, other=-1)
+        place = at * 0
+        work = 0
+        for start in range(0, bound, ROWS):
+            other = start + tl.arange(0, ROWS)
+            cost = tl.load(costs + other, mask=other < bound, other=-2)
+            ahead = (cost[None, :] > own[:, None]) | ((cost[None, :] == own[:, None]) & (other[None, :] < at[:, None]))
+            place += tl.sum(ahead.to(tl.int32), 1)
+            work += tl.sum((cost > 0).to(tl.int32), 0)
+        if tl.program_id(0) == 0:
+            total = bound
+            if not ROWS_UNIFORM:
+                total = tl.load(counts + 1)
+            _store_counts(counts, work, total)
+    elif order is not None:
         rank = tl.load(order + at, mask=valid, other=0).to(tl.int32)
         works = tl.load(costs + at, mask=valid, other=0) > 0
         next_works = tl.load(costs + at + 1, mask=at + 1 < bound, other=0) > 0
         tl.store(counts + at * 0, at + 1, mask=works & (next_works == 0))
+    elif ROWS_UNIFORM:
+        if tl.program_id(0) == 0:
+            _store_counts(counts, bound, bound)
     batch, block = _locate(rank, ends, batch_count, uniform_blocks, ROWS_UNIFORM)
-    tl.store(pairs + 2 * at, batch, mask=valid)
-    tl.store(pairs + 2 * at + 1, block, mask=valid)
+    tl.store(pairs + 2 * place, batch, mask=valid)
+    tl.store(pairs + 2 * place + 1, block, mask=valid)
 
 
 def build_items(
@@ -141,19 +177,19 @@ def build_items(
     same stay in their natural order. ``like`` lends its device.
     """
     bound = rows.max_items(batch, block)
-    counts = torch.zeros(2, dtype=torch.int32, device=like.device)
     if bound == 0:
-        return Items(torch.zeros((0, 2), dtype=torch.int32, device=like.device), counts)
+        nothing = torch.zeros(3, dtype=torch.int32, device=like.device)
+        return Items(torch.zeros((0, 2), dtype=torch.int32, device=like.device), nothing)
     unbounded = before < 0 and after < 0
     by_cost = by_cost and not (columns.offsets is None and columns.uniform > 0 and unbounded)
+    ranked = by_cost and bound <= _MOST_RANKED
+    counts = torch.empty(3, dtype=torch.int32, device=like.device)
     uniform = rows.offsets is None
     uniform_blocks = -(-rows.uniform // block)
-    if rows.offsets is None:
-        counts[int(by_cost) :].fill_(bound)
-        ends = counts
-    else:
+    ends = counts
+    if not uniform:
         ends = torch.empty(batch, dtype=torch.int32, device=like.device)
-        _block_ends[(1,)](rows.offsets, ends, counts, batch, int(not by_cost), BLOCK=block, CHUNK=_CHUNK)
+        _block_ends[(1,)](rows.offsets, ends, counts, batch, BLOCK=block, CHUNK=_CHUNK)
     grid = (triton.cdiv(bound, _ROWS),)
     order = costs = None
     if by_cost:
@@ -178,7 +214,24 @@ def build_items(
             BLOCK=block,
             ROWS=_ROWS,
         )
-        costs, order = costs.sort(descending=True, stable=True)
+        if not ranked:
+            costs, order = costs.sort(descending=True, stable=True)
+            counts[:1].zero_()  # fills, not copies from the host, which would wait for the device
+            if uniform:
+                counts[1:2].fill_(bound)
+                counts[2:].zero_()
     pairs = torch.empty((bound, 2), dtype=torch.int32, device=like.device)
-    _pairs[grid](pairs, order, costs, ends, counts, bound, batch, uniform_blocks, ROWS_UNIFORM=uniform, ROWS=_ROWS)
+    _pairs[grid](
+        pairs,
+        order,
+        costs,
+        ends,
+        counts,
+        bound,
+        batch,
+        uniform_blocks,
+        ROWS_UNIFORM=uniform,
+        RANK=ranked,
+        ROWS=_ROWS,
+    )
     return Items(pairs, counts)

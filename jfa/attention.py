@@ -7,6 +7,7 @@ arguments, calls the first, and autograd calls the second.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -281,8 +282,6 @@ def _problem(
 
 def _positive_scale(q: Tensor, problem: Problem) -> tuple[Tensor, Problem]:
     """The same problem with a scale ≥ 0, which the kernels' running maximum relies on: the sign goes into q."""
-    from dataclasses import replace
-
     return (q, problem) if problem.scale >= 0 else (-q, replace(problem, scale=-problem.scale))
 
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import pandas as pd
 
 import jfa
 from jfa.workloads import Workload
+from profiling.bench import WARMUP_RUNS, GpuClock
 from profiling.errors import UserError
 from profiling.recording import SCHEMA, Recording
 
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     from jfa.instrument import Recorder
     from jfa.lanes import Lanes
     from jfa.schedule import Items
-
-_HEAD_START_CYCLES = 1_000_000
-"""The GPU sleeps this long before a timed launch, so that the host's launch is queued and not part of the time."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ def record(
 ) -> Recording:
     """Run ``workload`` and record ``launches`` launches at ``level`` (cta or tile).
 
-    The plain and the recorded kernel are timed ``repeats`` times, in turn, in this process; both medians and spreads go
-    into the metadata. The tile table is built before: its cost is not in these times.
+    The plain and the recorded kernel are timed ``repeats`` times, in turn, in this process, as ``bench`` times; both
+    medians and spreads go into the metadata. The tile table is built before: its cost is not in these times.
 
     Raises:
         UserError: no GPU, or an unknown schedule, direction, implementation or level.
@@ -80,11 +79,12 @@ def record(
         return instrument.Recorder.allocate(level, launcher.ctas, capacity, device)
 
     with instrument.workload_label(workload.name):
-        durations = _durations(launcher, recorder(), repeats)
+        clock = GpuClock()
+        durations = _durations(launcher, recorder(), clock, repeats)
         taken = []
         for _ in range(launches):
             fresh = recorder()
-            launcher.run(fresh)
+            clock.time(partial(launcher.run, fresh))
             taken.append(fresh.read())
     metadata = {
         "schema": SCHEMA,
@@ -171,7 +171,7 @@ def _capacity(launcher: Launcher, level: str) -> int:
     return min(tiles, 16 * -(-tiles // launcher.ctas) + 1024) + 2
 
 
-def _durations(launcher: Launcher, recorder: Recorder, repeats: int) -> dict[str, float]:
+def _durations(launcher: Launcher, recorder: Recorder, clock: GpuClock, repeats: int) -> dict[str, float]:
     """Median and interquartile range of the plain and the recorded run, ns, taken in turn after a warm-up.
 
     A backward run includes its delta and rounding kernels, on both sides alike.
@@ -179,11 +179,11 @@ def _durations(launcher: Launcher, recorder: Recorder, repeats: int) -> dict[str
     from jfa.instrument import OFF
 
     times: dict[str, list[float]] = {"plain": [], "recorded": []}
-    for repeat in range(repeats + 3):
+    for repeat in range(repeats + WARMUP_RUNS):
         order = (("plain", OFF), ("recorded", recorder))
         for name, which in order if repeat % 2 else order[::-1]:
-            took = _timed(launcher, which)
-            if repeat >= 3:
+            took = clock.time(partial(launcher.run, which)) * 1e6
+            if repeat >= WARMUP_RUNS:
                 times[name].append(took)
     summary: dict[str, float] = {"repeats": repeats}
     for name, values in times.items():
@@ -191,19 +191,6 @@ def _durations(launcher: Launcher, recorder: Recorder, repeats: int) -> dict[str
         summary[f"{name}_ns"] = round(median(values))
         summary[f"{name}_iqr_ns"] = round(float(high - low))
     return summary
-
-
-def _timed(launcher: Launcher, recorder: Recorder) -> float:
-    """One run, in ns, between two events on the stream."""
-    import torch
-
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(_HEAD_START_CYCLES)
-    begin.record()
-    launcher.run(recorder)
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e6
 
 
 def _frame(index: int, spans: Lanes, launcher: Launcher, workload: Workload, level: str) -> pd.DataFrame:

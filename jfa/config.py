@@ -62,7 +62,8 @@ def forward_config(capability: tuple[int, int] | None, head_dim: int, itemsize: 
         # H200, bf16, D 128, TFLOP/s on hsp-loguniform, self-lognormal, dense-1024, dense-4096: this 376, 426, 394, 454;
         # 128 x 128 keys 337, 413, 394, 411; 64 x 64 with two CTAs an SM 389, 440, 402, 450, but then tiles share
         # their SM and a tile's recorded time is no longer its own cost.
-        return ForwardConfig(128, 64, 8, 3, 1)
+        # D 64 on hsp-loguniform: 128 keys and three stages 295, two stages 235, 64 keys 268.
+        return ForwardConfig(128, 128 if head_dim <= 64 else 64, 8, 3, 1)
     if _datacenter_blackwell(capability):
         return ForwardConfig(128, 64, 4, 3, 1)  # compiled, not run: 256 of 512 tensor-memory columns
     # Compiled, not run: 57 KB of shared memory at most, and the fewest spills of those tried.

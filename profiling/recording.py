@@ -286,13 +286,13 @@ def _overhead_warning(recording: Recording) -> list[str]:
 def _clock_warning(recording: Recording) -> list[str]:
     lines = []
     violations, guessed = _number(recording, "clock.order_violations"), _number(recording, "clock.sms_median_rate")
-    residual = _number(recording, "clock.residual_ns_max")
+    residual = _number(recording, "clock.residual_ns_p99") or _number(recording, "clock.residual_ns_max")
     if violations:
         lines.append(f"{violations:,.0f} spans are out of order after the clock fit: times between SMs are uncertain")
     if guessed:
         lines.append(f"{guessed:,.0f} SMs were watched too briefly for a clock fit and use the launch's median rate")
     if residual is not None and abs(residual) > _LARGE_RESIDUAL_NS:
-        lines.append(f"the clock fit is off by up to {residual:,.0f} ns")
+        lines.append(f"the clock fit is off by {residual:,.0f} ns: finer differences between SMs are not to be trusted")
     return lines
 
 

@@ -16,6 +16,7 @@ from jfa.schedule import Items, Lengths
 
 _CHUNK = 1024
 _ROWS = 256
+_RANKED_ROWS, _RANKED_OTHERS = 16, 256
 _MOST_RANKED = 8192
 """Items up to this many are ranked by comparing each with all others (67 million comparisons, one launch); more are
 sorted."""
@@ -126,34 +127,13 @@ def _pairs(
     batch_count,
     uniform_blocks,
     ROWS_UNIFORM: tl.constexpr,
-    RANK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write (batch, block) of every item, and the counts.
-
-    With ``RANK`` an item goes where its cost ranks among all (longest first, ties in natural order). Else item i of
-    ``order`` (of the natural order, where there is none) goes to i.
-    """
+    """Write (batch, block) of item i of ``order`` (of the natural order, where there is none) to i; and the counts."""
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = at < bound
     rank = at
-    place = at
-    if RANK:
-        own = tl.load(costs + at, mask=valid, other=-1)
-        place = at * 0
-        work = 0
-        for start in range(0, bound, ROWS):
-            other = start + tl.arange(0, ROWS)
-            cost = tl.load(costs + other, mask=other < bound, other=-2)
-            ahead = (cost[None, :] > own[:, None]) | ((cost[None, :] == own[:, None]) & (other[None, :] < at[:, None]))
-            place += tl.sum(ahead.to(tl.int32), 1)
-            work += tl.sum((cost > 0).to(tl.int32), 0)
-        if tl.program_id(0) == 0:
-            total = bound
-            if not ROWS_UNIFORM:
-                total = tl.load(counts + 1)
-            _store_counts(counts, work, total)
-    elif order is not None:
+    if order is not None:
         rank = tl.load(order + at, mask=valid, other=0).to(tl.int32)
         works = tl.load(costs + at, mask=valid, other=0) > 0
         next_works = tl.load(costs + at + 1, mask=at + 1 < bound, other=0) > 0
@@ -162,6 +142,45 @@ def _pairs(
         if tl.program_id(0) == 0:
             _store_counts(counts, bound, bound)
     batch, block = _locate(rank, ends, batch_count, uniform_blocks, ROWS_UNIFORM)
+    tl.store(pairs + 2 * at, batch, mask=valid)
+    tl.store(pairs + 2 * at + 1, block, mask=valid)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _ranked_pairs(
+    pairs,
+    costs,
+    ends,
+    counts,
+    bound,
+    batch_count,
+    uniform_blocks,
+    ROWS_UNIFORM: tl.constexpr,
+    ROWS: tl.constexpr,
+    OTHERS: tl.constexpr,
+):
+    """(batch, block) of an item goes where its cost ranks among all, longest first, ties in natural order; the counts.
+
+    Few rows a program: the comparisons then spread over the GPU and their running sums fit into registers.
+    """
+    at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    valid = at < bound
+    own = tl.load(costs + at, mask=valid, other=-1)
+    ahead = tl.zeros((ROWS, OTHERS), dtype=tl.int32)
+    work = tl.zeros((OTHERS,), dtype=tl.int32)
+    for start in range(0, bound, OTHERS):
+        other = start + tl.arange(0, OTHERS)
+        cost = tl.load(costs + other, mask=other < bound, other=-2)
+        earlier = (other[None, :] < at[:, None]).to(tl.int32)
+        ahead += (cost[None, :] + earlier > own[:, None]).to(tl.int32)
+        work += (cost > 0).to(tl.int32)
+    if tl.program_id(0) == 0:
+        total = bound
+        if not ROWS_UNIFORM:
+            total = tl.load(counts + 1)
+        _store_counts(counts, tl.sum(work, 0), total)
+    place = tl.sum(ahead, 1)
+    batch, block = _locate(at, ends, batch_count, uniform_blocks, ROWS_UNIFORM)
     tl.store(pairs + 2 * place, batch, mask=valid)
     tl.store(pairs + 2 * place + 1, block, mask=valid)
 
@@ -221,17 +240,19 @@ def build_items(
                 counts[1:2].fill_(bound)
                 counts[2:].zero_()
     pairs = torch.empty((bound, 2), dtype=torch.int32, device=like.device)
-    _pairs[grid](
-        pairs,
-        order,
-        costs,
-        ends,
-        counts,
-        bound,
-        batch,
-        uniform_blocks,
-        ROWS_UNIFORM=uniform,
-        RANK=ranked,
-        ROWS=_ROWS,
-    )
+    if ranked:
+        _ranked_pairs[(triton.cdiv(bound, _RANKED_ROWS),)](
+            pairs,
+            costs,
+            ends,
+            counts,
+            bound,
+            batch,
+            uniform_blocks,
+            ROWS_UNIFORM=uniform,
+            ROWS=_RANKED_ROWS,
+            OTHERS=_RANKED_OTHERS,
+        )
+    else:
+        _pairs[grid](pairs, order, costs, ends, counts, bound, batch, uniform_blocks, ROWS_UNIFORM=uniform, ROWS=_ROWS)
     return Items(pairs, counts)

@@ -22,7 +22,8 @@ from profiling.sm_time import occupancy, summary
 WIDTH = 1000  # CSS pixels: about what GitHub shows, so that the letters keep their size
 SCALE = 1.6  # → 1600 pixels, sharp on dense screens
 BINS = 500
-MOST_BYTES = 300_000
+FEWEST_BYTES, MOST_BYTES = 30_000, 300_000  # fewer: a page photographed before it was drawn, on a busy machine
+TRIES = 3
 HIDDEN = "body { padding: 0; } .modebar { display: none !important; } .scroll { margin: 0; }"
 
 
@@ -56,7 +57,12 @@ def make(paths: list[Path], output: Path, bins: int = BINS) -> None:
         page = write_figures(figure, Path(folder) / "page.html")
         source = page.read_text(encoding="utf-8").replace("</style>", f"{HIDDEN}</style>", 1)
         page.write_text(source, encoding="utf-8")
-        photograph(page, output.resolve(), int(figure.layout.height))
+        for _ in range(TRIES):
+            photograph(page, output.resolve(), int(figure.layout.height))
+            if output.stat().st_size >= FEWEST_BYTES:
+                break
+        else:
+            raise UserError(f"{output}: Chromium drew nothing in {TRIES} tries; run it again on a quieter machine")
     if output.stat().st_size > MOST_BYTES:
         raise UserError(f"{output}: {output.stat().st_size:,} bytes, more than {MOST_BYTES:,}; draw fewer --bins")
 

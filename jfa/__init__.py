@@ -8,13 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["TileTable", "__version__", "jagged_attention", "plan"]
+__all__ = ["TileTable", "__version__", "jagged_attention", "nested_attention", "plan"]
 
 if TYPE_CHECKING:
     from jfa.attention import jagged_attention, plan
+    from jfa.nested import nested_attention
     from jfa.schedule import TileTable
 
-_HOME = {"jagged_attention": "jfa.attention", "plan": "jfa.attention", "TileTable": "jfa.schedule"}
+_HOME = {
+    "jagged_attention": "jfa.attention",
+    "nested_attention": "jfa.nested",
+    "plan": "jfa.attention",
+    "TileTable": "jfa.schedule",
+}
 
 
 def __getattr__(name: str) -> Any:

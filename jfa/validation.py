@@ -21,6 +21,9 @@ KERNEL_HEAD_DIMS = (64, 128)
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 REFERENCE_DTYPES = (*KERNEL_DTYPES, torch.float64)
 _OFFSET_DTYPES = (torch.int32, torch.int64)
+_FARTHEST_BOUND = 2**30
+"""Window bounds are cut to this: the kernels add them to positions in int32, and no sequence is that long (its k alone
+would take 128 GiB), so that a larger bound, such as sys.maxsize for "unbounded", means the same."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,7 @@ def _window(window: Any, causal: bool) -> tuple[int, int]:
             f"window looks {right} tokens to the right, which causal=True forbids: pass window=({left}, 0) or "
             "causal=False"
         )
+    left, right = torch.sym_min(left, _FARTHEST_BOUND), torch.sym_min(right, _FARTHEST_BOUND)
     return left, 0 if causal else right
 
 

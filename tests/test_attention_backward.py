@@ -1,6 +1,7 @@
 """What the backward computes: autograd's gradients of the reference, for every shape, layout and kind of gradient."""
 
 import dataclasses
+import sys
 
 import pytest
 
@@ -149,6 +150,17 @@ def test_nan_stays_in_its_own_sequence(which, device):
         assert torch.equal(actual.dk[keys], expected.dk[keys])
         assert torch.equal(actual.dv[keys], expected.dv[keys])
     assert actual.dk[66:96].isnan().any(), "NaN in a sequence must not vanish either"
+
+
+@on_each_device
+@pytest.mark.parametrize("bound", [2**31 - 1, 2**31, sys.maxsize])
+def test_a_window_beyond_int32_is_unbounded(bound, device):
+    """Rows that see nothing and rows before the first key included: their positions plus the bound must not wrap."""
+    inputs = Case(q_lens=(140, 30), kv_lens=(200, 7)).inputs(device, grad=True)
+    results = attend(inputs, grads=True, window=(bound, bound))
+    assert_results_close(results, inputs)
+    causal = attend(inputs, grads=True, window=(bound, -1), causal=True)
+    assert_results_close(causal, inputs, window_right=0)
 
 
 @on_each_device

@@ -103,6 +103,24 @@ def test_lse_is_differentiable_alone_and_with_the_output(name, with_out, device)
 
 
 @on_each_device
+def test_the_gradient_of_a_blind_rows_lse_goes_nowhere(device):
+    """Where two partial results are merged by logaddexp, rows that neither sees have NaN for a gradient."""
+    case = CASES["causal-short-kv"]
+    found = []
+    for op, options in (
+        (jagged_attention, {"impl": "triton", "return_lse": True, **case.options}),
+        (attention, case.bounds),
+    ):
+        inputs = case.inputs(device, grad=True)
+        out, lse = op(inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets, **options)
+        grad_lse = torch.where(lse.isfinite(), 1.0, torch.nan)
+        assert grad_lse.isnan().any()
+        found.append(torch.autograd.grad((out, lse), (inputs.q, inputs.k), (torch.zeros_like(out), grad_lse)))
+    for actual, expected in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@on_each_device
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "kv"])
 def test_only_the_gradients_asked_for(wanted, device):
     inputs = CASES["gqa-4-1"].inputs(device)

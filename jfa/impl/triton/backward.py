@@ -23,8 +23,14 @@ _CLEAR_ROWS = tl.constexpr(64)
 
 
 @triton.jit
-def jfa_delta(out, grad_out, grad_lse, delta, rows_count, row_stride, heads, ROWS: tl.constexpr, DIM: tl.constexpr):
-    """delta[h, i] = Σ_d out·grad_out − grad_lse, float32 (H, rows): the softmax's row term of dS."""
+def jfa_delta(
+    out, lse, grad_out, grad_lse, delta, rows_count, row_stride, heads, ROWS: tl.constexpr, DIM: tl.constexpr
+):
+    """delta[h, i] = Σ_d out·grad_out − grad_lse, float32 (H, rows): the softmax's row term of dS.
+
+    The lse of a row that sees nothing is a constant: its gradient, often NaN (logaddexp of two −inf), must not reach
+    the keys through a weight of zero.
+    """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     dims = tl.arange(0, DIM)
@@ -34,7 +40,8 @@ def jfa_delta(out, grad_out, grad_lse, delta, rows_count, row_stride, heads, ROW
     total = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
     at = head.to(tl.int64) * rows_count + rows
     if grad_lse is not None:
-        total -= tl.load(grad_lse + at, mask=valid, other=0.0)
+        sees = tl.load(lse + at, mask=valid, other=0.0) != float("-inf")
+        total -= tl.load(grad_lse + at, mask=valid & sees, other=0.0)
     tl.store(delta + at, total, mask=valid)
 
 
@@ -331,7 +338,7 @@ def backward(
     delta = torch.empty_like(lse)
     rows = 128
     jfa_delta[(triton.cdiv(problem.total_q, rows), heads)](
-        out, grad_out, grad_lse, delta, problem.total_q, grad_out.stride(0), heads, ROWS=rows, DIM=dim
+        out, lse, grad_out, grad_lse, delta, problem.total_q, grad_out.stride(0), heads, ROWS=rows, DIM=dim
     )
     grid = launch.grid(run, heads_kv, q.device, config.ctas_per_sm)
     facts = {"heads": heads, "head_dim": dim}

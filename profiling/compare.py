@@ -70,8 +70,7 @@ def split(recording: Recording) -> dict[str, Any]:
     """One recording's row: see `Comparison`."""
     launches = summary(recording)
     launch = median_launch(launches)
-    kernel_ns = _number(recording, "durations.plain_ns")
-    flop = _number(recording, "workload.flop")
+    kernel_ns = recording.number("durations.plain_ns")
     return {
         "recording": recording.source,
         "schedule": recording.schedule,
@@ -80,11 +79,11 @@ def split(recording: Recording) -> dict[str, Any]:
         "grade": recording.grade,
         "basis": str(launches.attrs.get("basis", "")),
         "kernel_ns": kernel_ns,
-        "kernel_iqr_ns": _number(recording, "durations.plain_iqr_ns"),
+        "kernel_iqr_ns": recording.number("durations.plain_iqr_ns"),
         "makespan_ns": int(launch["makespan_ns"]),
         **{f"{part}_share": float(launch[f"{part}_share"]) for part in PARTS},
         "headroom": float(launch["headroom"]),
-        "tflops": flop / kernel_ns / 1e3 if kernel_ns else math.nan,
+        "tflops": recording.number("workload.flop") / kernel_ns / 1e3 if kernel_ns else math.nan,
     }
 
 
@@ -108,8 +107,3 @@ def _differing(name: str, read: Any, recordings: Sequence[Recording]) -> list[st
     if name == "lengths":
         return ["lengths differ: the sequences are not the same ones"]
     return [f"{name} differs: {', '.join(dict.fromkeys(str(value) for value in values))}"]
-
-
-def _number(recording: Recording, key: str) -> float:
-    value = recording.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from profiling.errors import RecordingError
+from profiling.text import count, coverage, plain
 
 SCHEMA = "1.0"
 """Version of the columns and the metadata. A reader refuses a newer major version and reads every older one."""
@@ -38,6 +39,22 @@ COLUMNS = ("launch", "cta", "sm", "role", "event", "tile", "batch", "head", "blo
 GRADES = ("measured", "modelled", "compiled", "derived")
 WORK_EVENTS = ("tile", "zero")
 
+_NUMBERS = tuple(
+    f"{part}.{name}"
+    for part, names in {
+        "durations": ("plain_ns", "plain_iqr_ns", "recorded_ns", "recorded_iqr_ns", "repeats"),
+        "workload": ("flop",),
+        "clock": (
+            "rate_ghz",
+            "residual_ns_p99",
+            "residual_ns_max",
+            "sms_fitted",
+            "sms_median_rate",
+            "order_violations",
+        ),
+    }.items()
+    for name in names
+)
 _NEVER_NEGATIVE = ("launch", "cta", "sm", "start_ns", "end_ns")
 _LATEST_NS = 1 << 47  # 39 hours: later than this, the clock was never set to the launch's first start
 _LARGE_RESIDUAL_NS = 1000.0
@@ -116,6 +133,13 @@ class Recording:
             )
         return value
 
+    def number(self, key: str) -> float:
+        """The metadata's number at a dotted key; NaN where it is missing, or is no number ≥ 0, of which `warnings`
+        speaks."""
+        value = self.get(key)
+        good = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+        return float(value) if good else math.nan
+
     @property
     def grade(self) -> str:
         """How the times were obtained: one of `GRADES`, or "unknown"."""
@@ -187,6 +211,16 @@ class Recording:
         written = _count(self, "events.written") if self.get("events.written") is not None else len(self.events)
         return written / (written + self.lost) if written + self.lost else math.nan
 
+    def overhead(self) -> float:
+        """What recording cost, as a share of the plain kernel's time: 0 within the larger of the two interquartile
+        ranges, NaN where the metadata does not say."""
+        plain_ns, recorded_ns = self.number("durations.plain_ns"), self.number("durations.recorded_ns")
+        if not plain_ns > 0 or math.isnan(recorded_ns):
+            return math.nan
+        spreads = [self.number(f"durations.{which}_iqr_ns") for which in ("plain", "recorded")]
+        within = abs(recorded_ns - plain_ns) <= max((s for s in spreads if not math.isnan(s)), default=0.0)
+        return 0.0 if within else recorded_ns / plain_ns - 1
+
     def lengths(self, which: str, why: str) -> np.ndarray:
         """The sequences' lengths, int64 [B]; `which` is "q" or "kv".
 
@@ -210,19 +244,25 @@ class Recording:
 
     def warnings(self) -> list[str]:
         """What a reader must know before believing a number from this recording; a line each."""
-        found = (_grade_warning, _loss_warning, _config_warning, _overhead_warning, _clock_warning)
+        found = (
+            _grade_warning,
+            _loss_warning,
+            _config_warning,
+            _overhead_warning,
+            _clock_warning,
+            _number_warning,
+        )
         return [line for check in found for line in check(self)]
 
     def _repr_html_(self) -> str:
         makespans = self.events.groupby("launch")["end_ns"].max()
-        coverage = self.coverage()
         facts = [
             f"grade: {self.grade}",
             f"level: {self.level}",
             f"{len(self.events):,} spans",
-            f"{self.launches} launch{'es' if self.launches > 1 else ''}",
+            count(self.launches, "launch", "launches"),
             f"makespan {makespans.median() / 1e3:,.1f} µs",
-            "coverage unknown" if math.isnan(coverage) else f"coverage {coverage:.2%}",
+            f"coverage {coverage(self.coverage())}",
         ]
         warned = "".join(f"<li>{html.escape(line)}</li>" for line in self.warnings())
         return (
@@ -237,11 +277,6 @@ def _count(recording: Recording, key: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise RecordingError(f"{recording.source}: metadata key {key!r} is {value!r}, expected an integer ≥ 0")
     return value
-
-
-def _number(recording: Recording, key: str) -> float | None:
-    value = recording.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 # -- warnings ----------------------------------------------------------------------------------------------------------
@@ -262,11 +297,11 @@ def _loss_warning(recording: Recording) -> list[str]:
         return []
     lanes = recording.get("events.lost_by_lane", {})
     names = sorted(lanes, key=lambda name: (len(name), name)) if isinstance(lanes, Mapping) else []
-    where = f" in {len(names)} lanes ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
-    lost, coverage = recording.lost, recording.coverage()
-    return [
-        f"{lost:,} events lost{where}, coverage {coverage:.2%}: a full lane keeps its first, so work is a lower bound"
-    ]
+    where = (
+        f" in {count(len(names), 'lane')} ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
+    )
+    lost, share = count(recording.lost, "event"), coverage(recording.coverage())
+    return [f"{lost} lost{where}, coverage {share}: a full lane keeps its first, so work is a lower bound"]
 
 
 def _config_warning(recording: Recording) -> list[str]:
@@ -277,23 +312,31 @@ def _config_warning(recording: Recording) -> list[str]:
 
 
 def _overhead_warning(recording: Recording) -> list[str]:
-    plain, recorded = _number(recording, "durations.plain_ns"), _number(recording, "durations.recorded_ns")
-    if not plain or not recorded or recorded <= plain * (1 + _LARGE_OVERHEAD):
-        return []
-    return [f"recording made the kernel {recorded / plain - 1:.1%} slower"]
+    cost = recording.overhead()
+    return [f"recording made the kernel {cost:.1%} slower"] if cost > _LARGE_OVERHEAD else []
 
 
 def _clock_warning(recording: Recording) -> list[str]:
     lines = []
-    violations, guessed = _number(recording, "clock.order_violations"), _number(recording, "clock.sms_median_rate")
-    residual = _number(recording, "clock.residual_ns_p99") or _number(recording, "clock.residual_ns_max")
-    if violations:
+    violations, guessed = recording.number("clock.order_violations"), recording.number("clock.sms_median_rate")
+    residual = recording.number("clock.residual_ns_p99")
+    if math.isnan(residual):
+        residual = recording.number("clock.residual_ns_max")
+    if violations > 0:
         lines.append(f"{violations:,.0f} spans are out of order after the clock fit: times between SMs are uncertain")
-    if guessed:
+    if guessed > 0:
         lines.append(f"{guessed:,.0f} SMs were watched too briefly for a clock fit and use the launch's median rate")
-    if residual is not None and abs(residual) > _LARGE_RESIDUAL_NS:
+    if residual > _LARGE_RESIDUAL_NS:
         lines.append(f"the clock fit is off by {residual:,.0f} ns: finer differences between SMs are not to be trusted")
     return lines
+
+
+def _number_warning(recording: Recording) -> list[str]:
+    odd = [key for key in _NUMBERS if recording.get(key) is not None and math.isnan(recording.number(key))]
+    return [
+        f"metadata key {key!r} is {plain(repr(recording.get(key)), 40)}, expected a number ≥ 0: taken as missing"
+        for key in odd
+    ]
 
 
 # -- making rows fit ---------------------------------------------------------------------------------------------------

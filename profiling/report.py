@@ -16,7 +16,19 @@ from profiling.page import GENERATOR, PLOTLY_FILE, plotly_js, render, write
 from profiling.recording import Recording
 from profiling.sm_time import occupancy, sm_time, summary
 from profiling.tail import last_sm
-from profiling.text import WHOLE_CTAS, count, distinct, duration, percent, plain, significant, split_titles, times
+from profiling.text import (
+    WHOLE_CTAS,
+    count,
+    coverage,
+    distinct,
+    duration,
+    overhead,
+    percent,
+    plain,
+    significant,
+    split_titles,
+    times,
+)
 from profiling.tiles import tail_sequences, tail_tiles, tile_cost, tile_spans
 
 if TYPE_CHECKING:
@@ -291,7 +303,7 @@ def _facts(recording: Recording) -> list[tuple[str, str]]:
         ("versions", _flat(get("versions"))),
         ("workload", _workload(recording)),
         ("level", recording.level),
-        ("spans", f"{len(recording.events):,}, coverage {_coverage(recording)}"),
+        ("spans", f"{len(recording.events):,}, coverage {coverage(recording.coverage())}"),
         ("plain kernel", _timing(recording, "plain")),
         ("recorded kernel", _timing(recording, "recorded")),
         ("timer", _with(get("gpu.timer_resolution_ns"), "ns resolution")),
@@ -317,39 +329,30 @@ def _flat(value: Any) -> str:
     return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None)
 
 
-def _coverage(recording: Recording) -> str:
-    return "unknown" if math.isnan(recording.coverage()) else f"{recording.coverage():.2%}"
-
-
-def _number(recording: Recording, key: str) -> float | None:
-    value = recording.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _timing(recording: Recording, which: str) -> str:
-    median, spread = (_number(recording, f"durations.{which}{end}") for end in ("_ns", "_iqr_ns"))
-    if median is None:
+    number = recording.number
+    if math.isnan(median := number(f"durations.{which}_ns")):
         return ""
-    words = duration(median) + ("" if spread is None else f", interquartile range {duration(spread, 3)}")
-    repeats, plain_ns = _number(recording, "durations.repeats"), _number(recording, "durations.plain_ns")
-    words += "" if repeats is None else f", median of {repeats:.0f}"
-    if which == "recorded" and plain_ns:
-        words += f" ({100 * (median / plain_ns - 1):+.1f} % against the plain one)"
+    words = duration(median)
+    if not math.isnan(spread := number(f"durations.{which}_iqr_ns")):
+        words += f", interquartile range {duration(spread, 3)}"
+    if not math.isnan(repeats := number("durations.repeats")):
+        words += f", median of {repeats:.0f}"
+    if which == "recorded" and not math.isnan(recording.overhead()):
+        words += f" (against the plain one: {overhead(recording.overhead())})"
     return words
 
 
 def _clock(recording: Recording) -> str:
-    rate, residual = _number(recording, "clock.rate_ghz"), _number(recording, "clock.residual_ns_max")
-    fitted, violations = _number(recording, "clock.sms_fitted"), _number(recording, "clock.order_violations")
     return ", ".join(
-        words
-        for value, words in (
-            (rate, f"{rate} GHz"),
-            (residual, f"off by at most {residual} ns"),
-            (fitted, f"{fitted or 0:,.0f} SMs fitted"),
-            (violations, f"{violations or 0:,.0f} spans out of order"),
+        words.format(value)
+        for name, words in (
+            ("rate_ghz", "{} GHz"),
+            ("residual_ns_max", "off by at most {} ns"),
+            ("sms_fitted", "{:,.0f} SMs fitted"),
+            ("order_violations", "{:,.0f} spans out of order"),
         )
-        if value is not None
+        if not math.isnan(value := recording.number(f"clock.{name}"))
     )
 
 

@@ -46,6 +46,18 @@ def percent(share: float) -> str:
     return f"{share * 100:.1f} %"
 
 
+def coverage(share: float) -> str:
+    """The share of events that were kept, with two decimals; what lost some never reads 100 %."""
+    if not np.isfinite(share):
+        return "unknown"
+    return "> 99.99%" if 0.99995 <= share < 1 else f"{share:.2%}"
+
+
+def overhead(share: float) -> str:
+    """What recording cost, as `Recording.overhead` gives it: "+2.3 %", or that there is none beyond the spread."""
+    return f"{share * 100:+.1f} %" if share else "no difference beyond the spread"
+
+
 def times(factor: float) -> str:
     """A factor with three significant digits: 1.2345 → "1.23×"."""
     return f"{significant(factor)}×" if np.isfinite(factor) else "–"

@@ -8,6 +8,7 @@ import pandas as pd
 from profiling.errors import RecordingError
 from profiling.launches import basis_of, blocks_of, labelled, one_launch
 from profiling.recording import Recording
+from profiling.text import count, coverage
 
 TILE_COLUMNS = ("tile", "batch", "head", "block", "kv_len", "q_len")
 COST_COLUMNS = ("launch", *TILE_COLUMNS, "cost_ns")
@@ -159,7 +160,8 @@ def _of_batch(recording: Recording, which: str, batch: np.ndarray, why: str) -> 
 
 def _refuse_loss(recording: Recording, wanted: str) -> None:
     if recording.lost:
+        lost, share = count(recording.lost, "event"), coverage(recording.coverage())
         raise RecordingError(
-            f"{recording.source}: {recording.lost} events were lost (coverage {recording.coverage():.2%}), so {wanted} "
-            "cannot be told; record with more room a lane, or at a coarser level"
+            f"{recording.source}: {lost} lost (coverage {share}), so {wanted} cannot be told; "
+            "record with more room a lane, or at a coarser level"
         )

@@ -118,7 +118,7 @@ def test_lost_events_are_a_warning_beside_every_number_they_touch(tmp_path, good
         assert main([str(word) for word in arguments]) == 0, name
         output, errors = capsys.readouterr()
         assert errors == ""
-        assert "7 events lost in 1 lanes (3)" in output, name
+        assert "7 events lost in 1 lane (3)" in output, name
     assert "7 events lost" in (tmp_path / "x.html").read_text()
 
 
@@ -158,3 +158,34 @@ def test_metadata_of_the_wrong_kind_never_ends_in_a_traceback(tmp_path, good, ca
         output, errors = capsys.readouterr()
         assert code in (0, 2)
         assert (errors == "") if code == 0 else (errors.count("\n") == 1 and output == "")
+        assert main(["show", str(path), "--json"]) == code
+        capsys.readouterr()
+
+
+@pytest.mark.parametrize("value", ["12", -5, True, {"ns": 1}])
+def test_a_duration_that_is_none_is_missing_and_that_is_said(tmp_path, good, capsys, value):
+    path = tmp_path / "odd.parquet"
+    with_metadata(path, good, durations={"plain_ns": value, "recorded_ns": 1000, "repeats": 3})
+    assert main(["show", str(path)]) == 0
+    output = capsys.readouterr().out
+    assert f"'durations.plain_ns' is {value!r}, expected a number" in output
+    assert "slower" not in output and "recorded," not in output
+    assert main(["show", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["launches"]
+
+
+@pytest.mark.parametrize(("recorded", "words"), [(1009, "no difference beyond the spread"), (1020, "+2.0 %")])
+def test_what_recording_cost_is_none_within_the_spread(tmp_path, good, capsys, recorded, words):
+    path = tmp_path / "timed.parquet"
+    durations = {"plain_ns": 1000, "plain_iqr_ns": 10, "recorded_ns": recorded, "recorded_iqr_ns": 3, "repeats": 9}
+    with_metadata(path, good, durations=durations)
+    assert main(["show", str(path)]) == 0
+    assert f"plain: {words}" in capsys.readouterr().out
+
+
+def test_coverage_of_a_recording_that_lost_one_event_is_not_100_percent(tmp_path, good, capsys):
+    path = tmp_path / "one.parquet"
+    with_metadata(path, good, events={"written": 1_000_000, "lost": 1})
+    assert main(["show", str(path)]) == 0
+    output = capsys.readouterr().out
+    assert "1 event lost, coverage > 99.99%" in output and "100.00%" not in output

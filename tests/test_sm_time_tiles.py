@@ -142,14 +142,14 @@ def test_tile_spans_of_one_launch() -> None:
 @pytest.mark.parametrize("analysis", [tail_tiles, tail_sequences, tile_cost])
 def test_lost_events_are_refused(analysis: Any) -> None:
     lossy = recording([{"tile": 0, "batch": 0}], workload=LENGTHS, events=LOST)
-    with pytest.raises(RecordingError, match=r"1 events were lost \(coverage 90.00%\)"):
+    with pytest.raises(RecordingError, match=r"1 event lost \(coverage 90.00%\)"):
         analysis(lossy)
 
 
 def test_tile_cost_takes_a_partial_recording_when_told_to() -> None:
     lossy = recording([{"tile": 0, "batch": 0}], workload=LENGTHS, events=LOST)
     assert len(tile_cost(lossy, allow_partial=True)) == 1
-    assert "1 events lost" in tile_cost(lossy, allow_partial=True).attrs["warnings"][0]
+    assert "1 event lost" in tile_cost(lossy, allow_partial=True).attrs["warnings"][0]
 
 
 @pytest.mark.parametrize("analysis", [tail_tiles, tail_sequences, tile_cost, tile_spans])

@@ -7,7 +7,7 @@ from typing import Any
 from profiling.commands import arguments, printing, views
 from profiling.commands.printing import Column
 from profiling.recording import Recording
-from profiling.text import count, duration, percent
+from profiling.text import count, coverage, duration, overhead, percent
 
 TAIL_COLUMNS = [
     Column("batch", "sequence", "{:,}".format),
@@ -39,8 +39,9 @@ def show(file: arguments.RecordingFile, json: arguments.Json = False) -> None:
     launch = int(median_launch(launches)["launch"])
     tail, sentence = views.tail(recording, launch)
     if json:
-        metadata = {key: value for key, value in recording.metadata.items() if key != "workload"}
-        workload = {k: v for k, v in recording.get("workload", {}).items() if k not in ("q_lens", "kv_lens")}
+        metadata = dict(recording.metadata)
+        if isinstance(workload := metadata.get("workload"), dict):
+            metadata["workload"] = {k: v for k, v in workload.items() if k not in ("q_lens", "kv_lens")}
         printing.document(
             {
                 "title": recording.title(),
@@ -51,7 +52,7 @@ def show(file: arguments.RecordingFile, json: arguments.Json = False) -> None:
                 "launches": printing.records(launches),
                 "tail_launch": launch,
                 "tail": tail,
-                "metadata": {**metadata, "workload": workload},
+                "metadata": metadata,
             }
         )
         return
@@ -83,16 +84,15 @@ def _facts(recording: Recording) -> Iterator[tuple[str, str]]:
     by = f" by {count(ctas, 'CTA')}" if isinstance(ctas, int) else ""
     spans = count(len(recording.events), "span")
     yield "recorded", f"{spans}{by} at level {recording.level}, {count(recording.launches, 'launch', 'launches')}"
-    coverage = recording.coverage()
-    yield "coverage", "unknown" if math.isnan(coverage) else f"{coverage:.2%} of the events"
+    share = coverage(recording.coverage())
+    yield "coverage", share if share == "unknown" else f"{share} of the events"
     lengths = recording.get("workload.kv_lens")
     if isinstance(lengths, list) and lengths and all(isinstance(length, int) for length in lengths):
         empty = sum(length == 0 for length in lengths)
         yield "lengths", f"{count(len(lengths), 'sequence')}, KV {min(lengths):,} to {max(lengths):,}, {empty:,} empty"
-    plain, recorded = recording.get("durations.plain_ns"), recording.get("durations.recorded_ns")
-    if plain and recorded:
-        cost = (recorded / plain - 1) * 100
-        yield "recording", f"{duration(recorded)} recorded, {duration(plain)} plain: {cost:+.1f} % ({recording.grade})"
+    plain, recorded = (duration(recording.number(f"durations.{which}_ns")) for which in ("plain", "recorded"))
+    if not math.isnan(cost := recording.overhead()):
+        yield "recording", f"{recorded} recorded, {plain} plain: {overhead(cost)} ({recording.grade})"
     versions = recording.get("versions", {})
     known = [f"{name} {version}" for name, version in versions.items() if version] if isinstance(versions, dict) else []
     if known:

@@ -1,8 +1,10 @@
 """``python -m profiling``: the one place where errors become a line on stderr and an exit code."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -10,6 +12,7 @@ from profiling.errors import UserError
 from profiling.text import plain
 
 FINE, WRONG_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 2, 130, 141
+OUTPUT_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # typer has had this exception under two addresses; its BadParameter has always been one of them.
 USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -25,17 +28,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _say(str(error))
     except USAGE_ERROR as error:
-        return _say(error.format_message())  # type: ignore[attr-defined]
+        return _say(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):  # rich and typer say the former with the latter, and nothing else
         _silence()
         return PIPE_CLOSED
     except OSError as error:
-        if error.filename is None:
+        if error.filename is not None:
+            return _say(f"{error.filename}: {error.strerror}")
+        if error.errno not in OUTPUT_FULL:
             raise
-        return _say(f"{error.filename}: {error.strerror}")
+        _silence()
+        return _say(f"the output could not be written: {error.strerror}; make room, or send it elsewhere")
     return code if isinstance(code, int) else FINE
+
+
+def _usage(error: Any) -> str:
+    """What was wrong with the words of the command line, and where the right ones are."""
+    path = error.ctx.command_path if getattr(error, "ctx", None) else "python -m profiling"
+    return f"{error.format_message().rstrip('.')}; see {path} --help"
 
 
 def _say(message: str) -> int:

@@ -198,7 +198,7 @@ def test_interrupting_is_quiet_and_ends_with_130(recordings, repository, tmp_pat
     ("arguments", "expected"),
     [
         (["shw", "x"], "No such command 'shw'"),
-        (["show"], "Missing argument"),
+        (["show"], "Missing argument 'FILE'; see python -m profiling show --help"),
         (["show", "a.parquet", "--jsn"], "No such option"),
         (["compare", "a.parquet"], "expected two recordings or more, got 1"),
         (["bench", "--workload", "hsp-logunifrm"], "there is none named 'hsp-logunifrm'; did you mean hsp-loguniform?"),
@@ -225,6 +225,16 @@ def test_a_wrong_word_is_one_line_and_exit_code_2(repository, monkeypatch, capsy
     assert output == ""
     assert errors.startswith("error: ") and errors.count("\n") == 1
     assert expected in errors
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_full_disk_is_one_line(recordings, repository, more):
+    command = [sys.executable, "-m", "profiling", "show", str(recordings / "forward-static.parquet"), *more]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=repository, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: the output could not be written") and result.stderr.count("\n") == 1
 
 
 def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path, capsys):

@@ -47,7 +47,8 @@ def jagged_attention(
         kv_offsets, q_offsets: int32 or int64 (B + 1), the running sums of the lengths, on q's device. Tokens behind
             the last offset belong to no sequence: zeros in the output and the gradients.
         max_q_len, max_kv_len: upper bounds of the lengths as Python ints; they tighten launches. They are checked
-            where reading the offsets costs nothing (on the CPU) or where JFA_CHECK=1; too small, they leave tokens out.
+            where reading the offsets costs nothing (on the CPU) or where JFA_CHECK=1; too small, they leave rows out,
+            whose results are then undefined.
         scale: of the scores; 1 / sqrt(D) by default.
         causal, window: what a query sees, with the ends of the two sequences aligned: row i sees keys
             i + L_kv − L_q − left … i + L_kv − L_q + right of ``window`` = (left, right), −1 being unbounded; causal

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,25 @@ def test_many_sequences_span_several_programs(
         row_side, column_side, len(rows), 64, before=-1, after=-1, by_cost=True, like=column_side.offsets
     )
     check_items(items, expected_items(same if uniform else rows, rows, 64, -1, -1), True)
+
+
+@pytest.mark.parametrize("most_ranked", [tables._MOST_RANKED, 0])
+@pytest.mark.parametrize("by_cost", [False, True])
+def test_an_understated_length_leaves_items_out_but_counts_none_that_are_not_there(
+    device: str, by_cost: bool, most_ranked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels trust the counts: more than the table holds, and they would read and write anywhere."""
+    monkeypatch.setattr(tables, "_MOST_RANKED", most_ranked)
+    lens = [100, 0, 300, 1]
+    sequences = replace(side(lens, device), longest=60)
+    items = tables.build_items(
+        sequences, sequences, len(lens), 64, before=-1, after=-1, by_cost=by_cost, like=sequences.offsets
+    )
+    work, total, _ = items.counts.tolist()
+    assert work == total == items.max_items == 4
+    listed = {tuple(pair) for pair in items.pairs.tolist()}
+    assert len(listed) == 4
+    assert listed <= {(batch, block) for batch, block, _ in expected_items(lens, lens, 64, -1, -1)}
 
 
 @triton.jit

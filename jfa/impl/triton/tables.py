@@ -31,9 +31,13 @@ def _store_counts(counts, work, total):
     tl.store(counts + 2, 0)
 
 
-@triton.jit(do_not_specialize=["batch_count"])
-def _block_ends(offsets, ends, counts, batch_count, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """ends[b] = blocks of sequences 0 … b; counts = (items in all, twice; a counter at zero)."""
+@triton.jit(do_not_specialize=["bound", "batch_count"])
+def _block_ends(offsets, ends, counts, bound, batch_count, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """ends[b] = blocks of sequences 0 … b; counts = (items in all, twice; a counter at zero).
+
+    ``bound`` is how many items the table holds: where it is less (the longest length was understated), the rest is
+    left out, so that no kernel reads behind the table.
+    """
     total = tl.full((), 0, tl.int32)
     for start in range(0, batch_count, CHUNK):
         at = start + tl.arange(0, CHUNK)
@@ -42,6 +46,7 @@ def _block_ends(offsets, ends, counts, batch_count, BLOCK: tl.constexpr, CHUNK: 
         blocks = (length.to(tl.int32) + BLOCK - 1) // BLOCK
         tl.store(ends + at, total + tl.cumsum(blocks, 0), mask=valid)
         total += tl.sum(blocks, 0)
+    total = tl.minimum(total, bound)
     _store_counts(counts, total, total)
 
 
@@ -208,7 +213,7 @@ def build_items(
     ends = counts
     if not uniform:
         ends = torch.empty(batch, dtype=torch.int32, device=like.device)
-        _block_ends[(1,)](rows.offsets, ends, counts, batch, BLOCK=block, CHUNK=_CHUNK)
+        _block_ends[(1,)](rows.offsets, ends, counts, bound, batch, BLOCK=block, CHUNK=_CHUNK)
     grid = (triton.cdiv(bound, _ROWS),)
     order = costs = None
     if by_cost:

@@ -21,9 +21,15 @@ PREMISES = {
     "GPU": lambda r: r.gpu_name,
     "grade": lambda r: r.grade,
     "lengths": lambda r: (r.get("workload.q_lens"), r.get("workload.kv_lens")),
+    "heads": lambda r: (r.get("workload.heads"), r.get("workload.heads_kv")),
+    "head size": lambda r: r.get("workload.head_dim"),
+    "dtype": lambda r: r.get("workload.dtype"),
+    "mask": lambda r: (r.get("workload.causal"), r.get("workload.window")),
+    "broadcast Q": lambda r: r.get("workload.broadcast_q"),
 }
 NOTABLE = {
     "implementation": lambda r: r.impl,
+    "kernel configuration": lambda r: r.get("kernel.plain_config_hash", r.get("kernel.config_hash")),
     "level": lambda r: r.level,
     "torch": lambda r: r.get("versions.torch"),
     "Triton": lambda r: r.get("versions.triton"),

@@ -114,6 +114,26 @@ def test_compare_points_out_other_workloads_before_the_numbers_and_gives_no_spee
     assert [row["speedup"] for row in found["rows"]] == [None, None]
 
 
+@pytest.mark.parametrize(
+    ("where", "change", "words"),
+    [
+        ("workload", {"heads": 64}, "not comparable: heads differs"),
+        ("workload", {"head_dim": 64}, "not comparable: head size differs"),
+        ("workload", {"causal": True}, "not comparable: mask differs"),
+        ("kernel", {"plain_config_hash": "x", "config_hash": "x"}, "note: kernel configuration differs"),
+    ],
+)
+def test_compare_looks_past_a_workloads_name(program, tmp_path, where, change, words):
+    paths = [tmp_path / "one.parquet", tmp_path / "other.parquet"]
+    for path, changed in zip(paths, ({}, change), strict=True):
+        recording = synthetic_recording(256, [100, 4000, 900])
+        recording.metadata[where].update(changed)
+        recording.write(path)
+    text = fine(program("compare", *paths))
+    assert words in text
+    assert ("base" in text) == (where == "kernel")
+
+
 @pytest.mark.parametrize("command", ["heatmap", "compare"])
 def test_heatmaps_are_written_and_need_no_network(program, recordings, tmp_path, command):
     page = tmp_path / "page.html"

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from profiling.compare import median_launch
-from profiling.text import duration, for_plotly, percent, significant, split_titles, time_unit
+from profiling.text import duration, for_plotly, gathered, percent, significant, split_titles, time_unit
 from profiling.theme import INK, OCCUPANCY_SCALE, PARTS, VERMILION, attribute, finish, warned
 from profiling.tile_figures import length_histogram, tile_cost, tile_gantt
 
@@ -27,6 +27,9 @@ __all__ = [
     "tile_cost",
     "tile_gantt",
 ]
+
+
+SIDE_BY_SIDE = "Where the SMs worked, on one time axis"
 
 
 # --- SM × time ---------------------------------------------------------------------------------------------------
@@ -51,18 +54,24 @@ def occupancy_heatmap(occupancy: Any, *, notes: Sequence[str] | None = None) -> 
     )
 
 
-def occupancy_comparison(occupancies: Sequence[Any], *, notes: Sequence[str] | None = None) -> go.Figure:
+def occupancy_comparison(
+    occupancies: Sequence[Any], *, comparable: bool = True, notes: Sequence[str] | None = None
+) -> go.Figure:
     """Occupancy heatmaps one above the other on one common time axis, each one's makespan marked.
 
     Parameters
     ----------
-    occupancies : Occupancy results of one workload, drawn from top to bottom in this order.
+    occupancies : Occupancy results, drawn from top to bottom in this order.
+    comparable : False where they are not of one workload, direction, GPU and grade: the title then names no factor.
     """
     if not occupancies:
         raise ValueError("occupancies: expected at least one Occupancy, got none")
     longest = max(o.makespan_ns for o in occupancies)
     unit, size = time_unit(longest)
     common, own = split_titles([o.title for o in occupancies])
+    grades = list(dict.fromkeys(str(o.grade) for o in occupancies))
+    if len(grades) > 1:
+        own = [f"{name} · {o.grade}" for name, o in zip(own, occupancies, strict=True)]
     panel = 190 if len(occupancies) > 2 else 260
     figure = make_subplots(
         rows=len(occupancies), cols=1, shared_xaxes=True, vertical_spacing=min(0.2, 46 / (panel * len(occupancies)))
@@ -74,9 +83,18 @@ def occupancy_comparison(occupancies: Sequence[Any], *, notes: Sequence[str] | N
         _mark_makespan(figure, occupancy, name, longest, size, row)
     figure.data[0].update(showscale=True, colorbar=_share_colorbar())
     figure.update_xaxes(title_text=f"time since each launch's first start ({unit})", row=len(occupancies), col=1)
-    grades = " and ".join(dict.fromkeys(str(o.grade) for o in occupancies))
-    title, height = _comparison_title(occupancies, own), panel * len(occupancies)
-    return finish(figure, title, common, grades, height=height, extra=22, notes=warned(notes, occupancies))
+    title = _comparison_title(occupancies, own) if comparable else SIDE_BY_SIDE
+    if notes is None:
+        notes = gathered((name, o.warnings) for name, o in zip(own, occupancies, strict=True))
+    return finish(
+        figure,
+        title,
+        common,
+        " and ".join(grades),
+        height=panel * len(occupancies),
+        extra=22,
+        notes=warned(notes, occupancies),
+    )
 
 
 def _heat(occupancy: Any, size: float, unit: str) -> go.Heatmap:
@@ -102,7 +120,7 @@ def _bin_ns(occupancy: Any) -> float:
 
 def _share_colorbar() -> dict[str, Any]:
     return {
-        "title": {"text": "worked<br>(% of the bin)", "font": {"size": 12}},
+        "title": {"text": "worked<br>(% of the bin)<br> ", "font": {"size": 12}},
         "thickness": 14,
         "tickvals": [0, 25, 50, 75, 100],
         "outlinewidth": 0,
@@ -133,12 +151,14 @@ def _mark_makespan(figure: go.Figure, occupancy: Any, name: str, longest: float,
     figure.add_annotation(
         text=f"<b>{for_plotly(name)}</b>  ·  SMs worked {worked}", x=0, xanchor="left", font={"size": 14}, **place
     )
+    # Above the panel a short makespan would be written over the name; beside the line there is room for it.
     right = occupancy.makespan_ns > 0.8 * longest
     figure.add_annotation(
-        **{**place, "xref": f"x{axis}"},
+        **place | {"xref": f"x{axis}"} | ({} if right else {"y": 0.5, "yanchor": "middle"}),
         text=f"<b>{duration(occupancy.makespan_ns, like=longest)}</b>",
         x=end,
         xanchor="right" if right else "left",
+        xshift=0 if right else 4,
         font={"color": VERMILION, "size": 14},
     )
 
@@ -146,7 +166,7 @@ def _mark_makespan(figure: go.Figure, occupancy: Any, name: str, longest: float,
 def _comparison_title(occupancies: Sequence[Any], names: Sequence[str]) -> str:
     spans = [o.makespan_ns for o in occupancies]
     if len(spans) < 2 or min(spans) <= 0 or max(spans) < 1.01 * min(spans):  # closer is within a launch's spread
-        return "Where the SMs worked, on one time axis"
+        return SIDE_BY_SIDE
     fast, slow = int(np.argmin(spans)), int(np.argmax(spans))
     times = significant(spans[slow] / spans[fast])
     return f"{for_plotly(names[slow], 60)} takes {times}× as long as {for_plotly(names[fast], 60)}"
@@ -281,6 +301,8 @@ def sm_time_split(
     figure.update_xaxes(title_text=f"time of an average SM ({unit}); a bar ends at the makespan", rangemode="tozero")
     figure.update_xaxes(range=[0, longest / size * 1.09])
     grades = grade or " and ".join(dict.fromkeys(attribute(s, "grade", "") for s in summaries))
+    if notes is None:
+        notes = gathered((name, s.attrs.get("warnings", ())) for name, s in zip(own, summaries, strict=True))
     height = 46 + 46 * len(summaries)
     return finish(
         figure, "Where the SMs' time went", common, grades, height=height, notes=warned(notes, summaries), legend=True

@@ -22,6 +22,7 @@ from profiling.text import (
     coverage,
     distinct,
     duration,
+    gathered,
     overhead,
     percent,
     plain,
@@ -417,6 +418,7 @@ def _group(
         {**row, "id": section["id"], "name": name}
         for row, section, name in zip(_records(result.table), sections, names, strict=True)
     ]
+    warnings = [(name, section["warnings"]) for name, section in zip(names, sections, strict=True)]
     blocked = [f"no speedup is given: {line}" for line in result.obstacles]
     split = figures.sm_time_split([s["launches"] for s in sections], labels=[s["title"] for s in sections])
     return {
@@ -426,18 +428,9 @@ def _group(
         "longest_ns": float(result.table["makespan_ns"].max()),
         "speedup_of": result.speedup_of,
         "verdict": _group_verdict(rows, result.speedup_of),
-        "warnings": [*blocked, *result.differences, *_gathered(sections, names)],
-        "figures": [figures.occupancy_comparison(busy), split],
+        "warnings": [*blocked, *result.differences, *gathered(warnings)],
+        "figures": [figures.occupancy_comparison(busy, comparable=not result.obstacles), split],
     }
-
-
-def _gathered(sections: list[dict[str, Any]], names: list[str]) -> list[str]:
-    """All recordings' warnings, each line once, with the names of those that it touches."""
-    touched: dict[str, list[str]] = {}
-    for section, name in zip(sections, names, strict=True):
-        for line in section["warnings"]:
-            touched.setdefault(line, []).append(name)
-    return [f"{'all' if len(who) == len(names) else ', '.join(who)}: {line}" for line, who in touched.items()]
 
 
 def _group_verdict(rows: list[dict[str, Any]], speedup_of: str) -> str:

@@ -3,7 +3,7 @@
 import html
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -107,6 +107,21 @@ def split_titles(titles: Sequence[str]) -> tuple[str, list[str]]:
     common = " · ".join(word for word, same in zip(parts[0], shared, strict=True) if same)
     own = [" · ".join(word for word, same in zip(p, shared, strict=True) if not same) for p in parts]
     return common, distinct([name or "recording" for name in own])
+
+
+def gathered(warnings: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
+    """The warnings of several recordings, (name, lines) each: every line once, with the names of those it touches."""
+    touched: dict[str, list[str]] = {}
+    names = []
+    for name, lines in warnings:
+        names.append(name)
+        for line in lines:
+            touched.setdefault(line, []).append(name)
+    if len(names) == 1:
+        return list(touched)
+    return [
+        f"{'all' if len(who) == len(names) else ', '.join(dict.fromkeys(who))}: {line}" for line, who in touched.items()
+    ]
 
 
 def distinct(names: Sequence[str]) -> list[str]:

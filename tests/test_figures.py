@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -169,6 +170,23 @@ def test_comparison_of_equals_claims_no_winner_and_names_both():
     assert "takes" not in figure.layout.title.text
     assert "(1)" in words(figure)
     assert "(2)" in words(figure)
+
+
+def test_comparison_of_what_may_not_be_compared_gives_no_factor_and_names_each_grade_and_warning():
+    first, second = (occupancy(made(schedule), bins=20) for schedule in ("static", "dynamic"))
+    first, second = replace(first, grade="measured", warnings=()), replace(second, warnings=("odd clock",))
+    figure = figures.occupancy_comparison([first, second], comparable=False)
+    assert "×" not in figure.layout.title.text
+    assert "<b>static · measured</b>" in words(figure) and "<b>dynamic · modelled</b>" in words(figure)
+    assert "⚠ dynamic · modelled: odd clock" in words(figure)
+
+
+def test_a_short_makespan_is_not_written_over_the_panels_name():
+    long, brief = (occupancy(made(heads=heads), bins=20) for heads in (8, 1))
+    figure = figures.occupancy_comparison([brief, long])
+    assert brief.makespan_ns < 0.5 * long.makespan_ns
+    marks = [a for a in figure.layout.annotations if a.text.startswith("<b>") and a.text.endswith("</b>")]
+    assert [(mark.y, mark.yanchor) for mark in marks] == [(0.5, "middle"), (1, "bottom")]
 
 
 def test_comparison_of_none_is_refused():

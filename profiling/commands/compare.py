@@ -57,6 +57,6 @@ def compare(files: arguments.RecordingFiles, output: Output = None, json: argume
     if output:
         from profiling.commands.heatmap import write_heatmaps
 
-        write_heatmaps(recordings, output)
+        write_heatmaps(recordings, output, comparable=not comparison.obstacles)
         if not json:
             printing.line(f"heatmaps in {output}")

@@ -33,11 +33,17 @@ def heatmap(
 
 
 def write_heatmaps(
-    recordings: Sequence[Recording], output: Path, *, bins: int = 400, launch: int | None = None
+    recordings: Sequence[Recording],
+    output: Path,
+    *,
+    bins: int = 400,
+    launch: int | None = None,
+    comparable: bool = True,
 ) -> None:
     """One heatmap, or several above one another on one time axis, in an HTML file that needs no network.
 
-    ``launch`` None: of each recording, the launch with the median makespan.
+    ``launch`` None: of each recording, the launch with the median makespan. ``comparable`` False: no makespan is set in
+    proportion to another.
     """
     from profiling import figures
     from profiling.compare import median_launch
@@ -48,9 +54,8 @@ def write_heatmaps(
     for recording in recordings:
         number = int(median_launch(summary(recording))["launch"]) if launch is None else launch
         found.append(occupancy(recording, bins=bins, launch=number))
-    notes = list(dict.fromkeys(line for recording in recordings for line in recording.warnings()))
     if len(found) == 1:
-        figure = figures.occupancy_heatmap(found[0], notes=notes)
+        figure = figures.occupancy_heatmap(found[0])
     else:
-        figure = figures.occupancy_comparison(found, notes=notes)
+        figure = figures.occupancy_comparison(found, comparable=comparable)
     write_figures(figure, output, title=found[0].title)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from profiling.text import plain
+from profiling.text import gathered, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,20 +55,15 @@ def line(words: str = "") -> None:
     console().print(Text("".join(c if c.isprintable() else " " for c in words)), soft_wrap=True)
 
 
-def warnings(lines: Iterable[str], of: str = "") -> None:
+def warnings(lines: Iterable[str]) -> None:
     """Beside the numbers that they touch, on stdout: a redirected table keeps its warnings."""
     for words in lines:
-        prefix = f"warning: {of}: " if of else "warning: "
-        console().print(Text(prefix + plain(words, 400), style="yellow"), soft_wrap=True)
+        console().print(Text(f"warning: {plain(words, 600)}", style="yellow"), soft_wrap=True)
 
 
 def warnings_of(recordings: Sequence["Recording"], name: Callable[["Recording"], str]) -> None:
-    """The warnings of several recordings; what all of them say is said once."""
-    found = {name(recording): recording.warnings() for recording in recordings}
-    shared = [words for words in next(iter(found.values())) if all(words in lines for lines in found.values())]
-    warnings(shared, of="all" if len(found) > 1 else "")
-    for whose, lines in found.items():
-        warnings([words for words in lines if words not in shared], of=whose)
+    """The warnings of several recordings; what several of them say is said once."""
+    warnings(gathered((name(recording), recording.warnings()) for recording in recordings))
 
 
 def document(value: Any) -> None:

@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from attend import attend  # noqa: E402
-from shapes import CASES, DEVICES, HALF, LARGE_CASES, Case  # noqa: E402
+from shapes import CASES, DEVICES, HALF, INTERPRETED, LARGE_CASES, Case  # noqa: E402
 from tolerance import assert_close_to_reference, assert_results_close, reference_results  # noqa: E402
 
-from jfa import jagged_attention  # noqa: E402
+from jfa import config, jagged_attention  # noqa: E402
 from jfa.reference import attention  # noqa: E402
 
 on_each_device = pytest.mark.parametrize("device", DEVICES)
@@ -36,6 +36,24 @@ def test_half_precision_errs_at_most_twice_as_much_as_eager(name, dtype, device)
     results = attend(inputs, grads=True, **case.options)
     assert {results.dq.dtype, results.dk.dtype, results.dv.dtype} == {dtype}
     assert_results_close(results, inputs, **case.bounds)
+
+
+@pytest.fixture
+def adding_by_tma(monkeypatch):
+    """The interpreter adds dQ up as on sm_90 and later, where float32, which the other tests use, is not added so."""
+    tma = dataclasses.replace(config.INTERPRETED_BACKWARD, reduce="tma")
+    monkeypatch.setattr(config, "INTERPRETED_BACKWARD", tma)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests in half precision add so")
+@pytest.mark.parametrize(
+    "name",
+    ["tails", "gqa-8-2", "causal-short-kv", "window-both", "unused-blocks", "broadcast-gqa", "broadcast-no-rows"],
+)
+def test_dq_added_by_tma(name, adding_by_tma):
+    case = CASES[name]
+    inputs = case.inputs("cpu", grad=True)
+    assert_results_close(attend(inputs, grads=True, **case.options), inputs, **case.bounds)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 
 from profiling.compare import median_launch
 from profiling.text import duration, for_plotly, gathered, percent, significant, split_titles, time_unit
-from profiling.theme import INK, OCCUPANCY_SCALE, PARTS, VERMILION, attribute, finish, warned
+from profiling.theme import INK, OCCUPANCY_SCALE, PARTS, VERMILION, attribute, colorbar_title, finish, warned
 from profiling.tile_figures import length_histogram, tile_cost, tile_gantt
 
 __all__ = [
@@ -120,7 +120,7 @@ def _bin_ns(occupancy: Any) -> float:
 
 def _share_colorbar() -> dict[str, Any]:
     return {
-        "title": {"text": "worked<br>(% of the bin)<br> ", "font": {"size": 12}},
+        "title": colorbar_title("worked (% of the bin)"),
         "thickness": 14,
         "tickvals": [0, 25, 50, 75, 100],
         "outlinewidth": 0,

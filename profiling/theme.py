@@ -64,6 +64,11 @@ TEMPLATE = go.layout.Template(
 )
 
 
+def colorbar_title(words: str) -> dict[str, Any]:
+    """Beside the bar: above it, Plotly writes the title over the uppermost tick's label."""
+    return {"text": words, "side": "right", "font": {"size": 12}}
+
+
 def finish(
     figure: go.Figure,
     title: str,

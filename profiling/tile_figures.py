@@ -9,7 +9,18 @@ import plotly.graph_objects as go
 
 from profiling.layout import length_bins, merge_short, pack_lanes, padding_waste
 from profiling.text import count, duration, percent, short, time_unit
-from profiling.theme import BLUE, DENSITY_SCALE, FAINT, LENGTH_SCALE, SKY, VERMILION, attribute, finish, warned
+from profiling.theme import (
+    BLUE,
+    DENSITY_SCALE,
+    FAINT,
+    LENGTH_SCALE,
+    SKY,
+    VERMILION,
+    attribute,
+    colorbar_title,
+    finish,
+    warned,
+)
 
 MOST_POINTS = 20_000
 MOST_RECTANGLES = 2_000
@@ -98,7 +109,7 @@ def _density(length: np.ndarray, spent: np.ndarray, unit: str, cells: tuple[int,
         zmax=255,
         colorscale=DENSITY_SCALE,
         colorbar={
-            "title": {"text": "tiles in<br>the cell", "font": {"size": 12}},
+            "title": colorbar_title("tiles in the cell"),
             "tickvals": (1 + 254 * powers / np.log10(most)).tolist(),
             "ticktext": [f"{10 ** int(p):,}" for p in powers],
             "thickness": 14,
@@ -225,7 +236,7 @@ def _rectangles(rows: pd.DataFrame, place: dict[tuple[int, int], float], size: f
             "color": log_length.astype(np.float32),
             "colorscale": LENGTH_SCALE,
             "colorbar": {
-                "title": {"text": "KV length<br>(tokens)"},
+                "title": colorbar_title("KV length (tokens)"),
                 "tickvals": np.log10(ticks).tolist(),
                 "ticktext": [f"{tick:,}" for tick in ticks],
                 "thickness": 14,
@@ -240,7 +251,7 @@ def _rectangles(rows: pd.DataFrame, place: dict[tuple[int, int], float], size: f
     )
 
 
-def _powers_between(low: float, high: float, most: int = 6) -> list[int]:
+def _powers_between(low: float, high: float, most: int = 5) -> list[int]:
     """At most that many powers of two from low to high; low and high where there are fewer than two."""
     powers = [2**p for p in range(40) if max(low, 1) <= 2**p <= high]
     if len(powers) < 2:

@@ -189,6 +189,13 @@ def test_a_short_makespan_is_not_written_over_the_panels_name():
     assert [(mark.y, mark.yanchor) for mark in marks] == [(0.5, "middle"), (1, "bottom")]
 
 
+def test_no_colour_bar_has_its_title_over_the_uppermost_label():
+    found = json.loads(json.dumps([figure.to_plotly_json() for figure in every_figure(made()).values()], default=str))
+    bars = list(_values(found, "colorbar"))
+    assert len(bars) >= 3
+    assert all(bar["title"]["side"] == "right" for bar in bars if "title" in bar)
+
+
 def test_comparison_of_none_is_refused():
     with pytest.raises(ValueError, match="at least one"):
         figures.occupancy_comparison([])

@@ -7,6 +7,7 @@ arguments, calls the first, and autograd calls the second.
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,8 @@ from jfa.config import backward_config, forward_config
 from jfa.schedule import Items, Lengths, TileTable
 from jfa.validation import Problem, check_kernel_limits, check_values, validate
 
-_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+# As Triton reads it, and before Triton is imported.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 
 
 def jagged_attention(
@@ -55,11 +57,13 @@ def jagged_attention(
             is right = 0.
         return_lse: also return the log of the softmax's denominator, float32 (H, rows of the output), −inf where a
             row sees nothing. It is differentiable.
-        deterministic: bitwise repeatable gradients; the reference's are, the Triton kernels' dQ is not.
+        deterministic: insist on bitwise repeatable gradients; the reference's are, the Triton kernels' dQ is not, and
+            they refuse.
         impl: "triton", "reference" (eager, any dtype up to float64, on any device) or "auto": triton on CUDA devices
             and in Triton's interpreter, the reference elsewhere.
         schedule: how tiles meet SMs: "grid", "static", "balanced", "dynamic", "balanced-dynamic", "auto" (the last),
-            or a table made by :func:`plan`, which saves building one in every call.
+            or a table made by :func:`plan`, which saves building one in every call. The reference has no tiles and
+            ignores it.
 
     Returns:
         (total_q, H, D), or (B, L_q, H, D) for broadcast q, in q's dtype; with ``return_lse`` a pair.
@@ -79,14 +83,10 @@ def jagged_attention(
             "deterministic=True: the Triton kernels add dQ up in the order in which tiles end; "
             "pass deterministic=False, or impl='reference'"
         )
-    if not q.is_cuda and not _INTERPRETED:
-        raise ValueError(
-            f"impl='triton' needs CUDA tensors, q is on {q.device}: move the inputs, set TRITON_INTERPRET=1 before "
-            "importing triton, or pass impl='reference'"
-        )
+    _check_device("impl='triton'", q)
     table = schedule if isinstance(schedule, TileTable) else None
     if table is not None:
-        _check_table(table, problem)
+        _check_table(table, problem, q)
     out, lse = torch.ops.jfa.forward(
         q,
         k,
@@ -132,16 +132,20 @@ def plan(
     problem = validate(
         q, k, k, kv_offsets, q_offsets, max_q_len, max_kv_len, None, causal, window, False, "triton", schedule
     )
-    if not q.is_cuda or os.environ.get("JFA_CHECK") == "1":
+    _check_device("plan", q)
+    if _reading_is_wanted(q):
         check_values(kv_offsets, q_offsets, problem)
     kv_offsets = kv_offsets.contiguous()
     q_offsets = None if q_offsets is None else q_offsets.contiguous()
     name = _schedule_name(schedule)
     block_q, block_kv = _blocks(q)
+    with _device_of(q):
+        forward = forward_items(kv_offsets, q_offsets, problem, block_q, name)
+        backward = backward_items(kv_offsets, q_offsets, problem, block_kv, name)
     return TileTable(
         schedule=name,
-        forward=forward_items(kv_offsets, q_offsets, problem, block_q, name),
-        backward=backward_items(kv_offsets, q_offsets, problem, block_kv, name),
+        forward=forward,
+        backward=backward,
         block_q=block_q,
         block_kv=block_kv,
         broadcast_q=problem.broadcast_q,
@@ -197,6 +201,24 @@ def _resolve(impl: str, q: Tensor) -> str:
     return "triton" if q.is_cuda or _INTERPRETED else "reference"
 
 
+def _check_device(what: str, q: Tensor) -> None:
+    if not q.is_cuda and not _INTERPRETED:
+        raise ValueError(
+            f"{what} needs CUDA tensors, q is on {q.device}: move the inputs, set TRITON_INTERPRET=1 before "
+            "importing triton, or use impl='reference', which needs no plan"
+        )
+
+
+def _device_of(q: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be the one that holds the tensors."""
+    return torch.cuda.device(q.device) if q.is_cuda else nullcontext()
+
+
+def _reading_is_wanted(q: Tensor) -> bool:
+    """Whether to check the offsets' values: free on the CPU, a wait for the device elsewhere."""
+    return not q.is_cuda or os.environ.get("JFA_CHECK") == "1"
+
+
 def _schedule_name(schedule: Any) -> str:
     return schedules.AUTO_SCHEDULE if schedule == "auto" else schedule
 
@@ -219,9 +241,10 @@ def _reference(
     )
 
 
-def _check_table(table: TileTable, problem: Problem) -> None:
+def _check_table(table: TileTable, problem: Problem, q: Tensor) -> None:
     rows = problem.q_len if problem.broadcast_q else problem.total_q
     for what, planned, given in (
+        ("tensors on", table.forward.pairs.device, q.device),
         ("broadcast q:", table.broadcast_q, problem.broadcast_q),
         ("sequences", table.batch, problem.batch),
         ("rows of q and k", table.rows, (rows, problem.total_kv)),
@@ -230,7 +253,7 @@ def _check_table(table: TileTable, problem: Problem) -> None:
         if planned != given:
             raise ValueError(
                 f"schedule: the table was planned for {what} {planned}, this call has {given}; make one with "
-                "jfa.plan(...) from this call's offsets, shapes, causal and window"
+                "jfa.plan(...) from this call's tensors, causal and window"
             )
 
 
@@ -308,17 +331,18 @@ def _forward_op(
     from jfa.impl.triton import forward, launch
 
     problem = _problem(q, k, kv_offsets, q_offsets, max_q_len, max_kv_len, scale, window_left, window_right)
-    if not q.is_cuda or os.environ.get("JFA_CHECK") == "1":
+    if _reading_is_wanted(q):
         check_values(kv_offsets, q_offsets, problem)
     _check_blocks(planned_blocks, q)
     config = forward_config(launch.capability(q.device), problem.head_dim, q.element_size())
-    if pairs is None or counts is None:
-        items = forward_items(kv_offsets, q_offsets, problem, config.block_q, schedule)
-        run = launch.Run(schedule, items, fresh=True)
-    else:
-        run = launch.Run(schedule, Items(pairs, counts))
-    q, problem = _positive_scale(q, problem)
-    return forward.forward(q, k, v, kv_offsets, q_offsets, problem, config, run)
+    with _device_of(q):
+        if pairs is None or counts is None:
+            items = forward_items(kv_offsets, q_offsets, problem, config.block_q, schedule)
+            run = launch.Run(schedule, items, fresh=True)
+        else:
+            run = launch.Run(schedule, Items(pairs, counts))
+        q, problem = _positive_scale(q, problem)
+        return forward.forward(q, k, v, kv_offsets, q_offsets, problem, config, run)
 
 
 @_forward_op.register_fake
@@ -358,26 +382,16 @@ def _backward_op(
 
     problem = _problem(q, k, kv_offsets, q_offsets, max_q_len, max_kv_len, scale, window_left, window_right)
     config = backward_config(launch.capability(q.device), problem.head_dim, q.element_size())
-    if pairs is None or counts is None:
-        items = backward_items(kv_offsets, q_offsets, problem, config.block_kv, schedule)
-        run = launch.Run(schedule, items, fresh=True)
-    else:
-        run = launch.Run(schedule, Items(pairs, counts))
-    signed_q, problem = _positive_scale(q, problem)
-    dq, dk, dv = backward.backward(
-        grad_out,
-        grad_lse,
-        signed_q,
-        k,
-        v,
-        out,
-        lse,
-        kv_offsets,
-        q_offsets,
-        problem,
-        config,
-        run,
-    )
+    with _device_of(q):
+        if pairs is None or counts is None:
+            items = backward_items(kv_offsets, q_offsets, problem, config.block_kv, schedule)
+            run = launch.Run(schedule, items, fresh=True)
+        else:
+            run = launch.Run(schedule, Items(pairs, counts))
+        signed_q, problem = _positive_scale(q, problem)
+        dq, dk, dv = backward.backward(
+            *(grad_out, grad_lse, signed_q, k, v, out, lse, kv_offsets, q_offsets), problem, config, run
+        )
     return (dq if signed_q is q else -dq), dk, dv
 
 

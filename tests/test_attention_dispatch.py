@@ -76,30 +76,51 @@ def test_tensors_on_two_devices_are_refused():
 
 WITHOUT_INTERPRETER = """
 import torch
-from jfa import jagged_attention
+from jfa import jagged_attention, plan
 from jfa.reference import attention
 
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 5, 2, 64).unbind(0)
 ends = torch.tensor([0, 2, 5])
 assert torch.equal(jagged_attention(q, k, v, ends, ends), attention(q, k, v, ends, ends)[0])
-try:
-    jagged_attention(q, k, v, ends, ends, impl="triton")
-except ValueError as error:
-    print(error)
+for refused in (lambda: jagged_attention(q, k, v, ends, ends, impl="triton"), lambda: plan(ends, ends, q=q, k=k)):
+    try:
+        refused()
+    except ValueError as error:
+        print(error)
+"""
+
+WITH_INTERPRETER = """
+import torch
+from jfa import jagged_attention
+
+q, k, v = torch.randn(3, 5, 2, 64).unbind(0)
+ends = torch.tensor([0, 2, 5])
+assert torch.equal(jagged_attention(q, k, v, ends, ends), jagged_attention(q, k, v, ends, ends, impl="triton"))
 """
 
 
 def test_on_the_cpu_without_the_interpreter_auto_is_the_reference_and_triton_refused(repository):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_INTERPRETER],
+    run = run_python(WITHOUT_INTERPRETER, repository)
+    assert run.returncode == 0, run.stderr
+    op, plan = run.stdout.splitlines()
+    assert op.startswith("impl='triton' needs CUDA tensors, q is on cpu:")
+    assert plan.startswith("plan needs CUDA tensors, q is on cpu:")
+
+
+@pytest.mark.parametrize("spelling", ["1", "true", "ON"])
+def test_the_interpreter_is_switched_on_in_all_of_tritons_spellings(spelling, repository):
+    run = run_python(WITH_INTERPRETER, repository, TRITON_INTERPRET=spelling)
+    assert run.returncode == 0, run.stderr
+
+
+def run_python(program, repository, **environment):
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=False,
-        env=environment,
+        env={**inherited, **environment},
         cwd=repository,
     )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("impl='triton' needs CUDA tensors, q is on cpu:")
-    assert run.stdout.count("\n") == 1

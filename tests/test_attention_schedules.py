@@ -94,6 +94,32 @@ def test_a_plan_for_something_else_is_refused(why, device):
         attend(stranger.inputs(device), schedule=table, **stranger.options)
 
 
+@pytest.fixture
+def two_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device")
+
+
+@pytest.mark.gpu
+def test_tensors_need_not_be_on_the_current_device(two_gpus):
+    case = CASES["window-both"]
+    expected = attend(case.inputs("cuda:0", grad=True), grads=True, **case.options)
+    inputs = case.inputs("cuda:1", grad=True)
+    for schedule in ("auto", plan_for(case, inputs)):
+        actual = attend(inputs, grads=True, schedule=schedule, **case.options)
+        assert torch.equal(actual.out.cpu(), expected.out.cpu())
+        assert torch.equal(actual.dk.cpu(), expected.dk.cpu())
+    assert torch.cuda.current_device() == 0
+
+
+@on_each_device
+def test_a_plan_on_another_device_is_refused(device):
+    table = plan_for(BASE, BASE.inputs(device))
+    elsewhere = dataclasses.replace(table.forward, pairs=table.forward.pairs.to("meta"))
+    with pytest.raises(ValueError, match=r"^schedule: the table was planned for tensors on meta, this call has "):
+        attend(BASE.inputs(device), schedule=dataclasses.replace(table, forward=elsewhere))
+
+
 @on_each_device
 @pytest.mark.parametrize(
     ("changed", "error", "message"),

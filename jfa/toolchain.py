@@ -18,19 +18,20 @@ SAFE_PTXAS = (13, 3)
 
 
 def packaged_ptxas() -> Path | None:
-    """ptxas of an installed ``nvidia-cuda-nvcc``, or None."""
+    """ptxas of an installed ``nvidia-cuda-nvcc``, the newest CUDA's, or None."""
     spec = find_spec("nvidia")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        for found in sorted(Path(folder).glob("cu*/bin/ptxas"), reverse=True):
-            return found
-    return None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    # cu13 and its successors: cuda_nvcc beside them is CUDA 12's, which is too old.
+    found = [path for folder in folders for path in Path(folder).glob("cu[0-9]*/bin/ptxas")]
+    return max(found, key=lambda path: int(re.sub(r"\D", "", path.parts[-3])), default=None)
 
 
 def prefer_packaged_ptxas() -> None:
     """Point Triton at the packaged ptxas, unless TRITON_PTXAS_PATH already says which one to use."""
     found = packaged_ptxas()
     if found is not None and "TRITON_PTXAS_PATH" not in os.environ:
-        found.chmod(found.stat().st_mode | 0o111)
+        if not os.access(found, os.X_OK):  # in an environment of another user it may not be ours to change
+            found.chmod(found.stat().st_mode | 0o111)
         os.environ["TRITON_PTXAS_PATH"] = str(found)
 
 

@@ -15,7 +15,7 @@ from profiling.errors import RecordingError, UserError
 from profiling.page import GENERATOR, PLOTLY_FILE, plotly_js, render, write
 from profiling.recording import Recording
 from profiling.sm_time import occupancy, sm_time, summary
-from profiling.tail import last_sm
+from profiling.tail import clearing_after, last_sm
 from profiling.text import (
     WHOLE_CTAS,
     count,
@@ -165,6 +165,7 @@ def _section(recording: Recording, anchor: str, title: str, bounds: Bounds) -> d
         events = recording.events
         one = replace(recording, events=events[events["launch"] == launch])
     tail = _tail(one, launch)
+    drawn, refused = _figures(one, sm_times, launch, bounds)
     metadata, shortened = shorten(recording.metadata)
     return {
         "id": anchor,
@@ -175,7 +176,8 @@ def _section(recording: Recording, anchor: str, title: str, bounds: Bounds) -> d
         "launches": launches,
         "which_launch": _which_launch(launches, launch),
         "verdict": _verdict(row),
-        "figures": _figures(one, sm_times, launch, bounds),
+        "figures": drawn,
+        "refused": [line for line in refused if line not in tail["refusals"]],
         "tail": tail,
         "facts": _facts(recording),
         "metadata": json.dumps(metadata, indent=2, ensure_ascii=False),
@@ -209,34 +211,39 @@ def _verdict(row: pd.Series) -> str:
     return words
 
 
-def _figures(recording: Recording, sm_times: pd.DataFrame, launch: int, bounds: Bounds) -> "list[go.Figure]":
+def _figures(
+    recording: Recording, sm_times: pd.DataFrame, launch: int, bounds: Bounds
+) -> "tuple[list[go.Figure], list[str]]":
+    """One launch's figures, and why others could not be drawn."""
     from profiling import figures
+
+    def gantt() -> "go.Figure | None":
+        spans, sms = tile_spans(recording, launch), telling_sms(sm_times, launch)
+        if not spans["sm"].isin(sms).any():
+            return None
+        return figures.tile_gantt(spans, sms, which=TELLING, launch=launch, most_rectangles=bounds.rectangles)
+
+    def cost() -> "go.Figure | None":
+        costs = tile_cost(recording, allow_partial=True)
+        return figures.tile_cost(costs, most_points=bounds.points) if len(costs) else None
+
+    def lengths() -> "go.Figure | None":
+        q, kv = (recording.lengths(which, "the histogram of lengths") for which in ("q", "kv"))
+        return figures.length_histogram(q, kv, title=recording.workload_name) if len(kv) else None
 
     drawn = [
         figures.occupancy_heatmap(occupancy(recording, bins=bounds.bins, launch=launch)),
         figures.sm_time_bars(sm_times, launch=launch),
     ]
-    try:
-        spans, sms = tile_spans(recording, launch), telling_sms(sm_times, launch)
-        if spans["sm"].isin(sms).any():
-            drawn.append(
-                figures.tile_gantt(
-                    spans,
-                    telling_sms(sm_times, launch),
-                    which=TELLING,
-                    launch=launch,
-                    most_rectangles=bounds.rectangles,
-                )
-            )
-        costs = tile_cost(recording, allow_partial=True)
-        if len(costs):
-            drawn.append(figures.tile_cost(costs, most_points=bounds.points))
-    except RecordingError:
-        pass  # the section on the tail says what is missing
-    lengths = _lengths(recording)
-    if lengths is not None:
-        drawn.append(figures.length_histogram(*lengths, title=recording.workload_name))
-    return drawn
+    refused: dict[str, None] = {}
+    for draw in (gantt, cost, lengths):
+        try:
+            figure = draw()
+        except RecordingError as error:
+            refused[str(error)] = None
+        else:
+            drawn += [] if figure is None else [figure]
+    return drawn, list(refused)
 
 
 def telling_sms(sm_times: pd.DataFrame, launch: int, each: int = 2) -> list[int]:
@@ -265,7 +272,8 @@ def _tail(recording: Recording, launch: int) -> dict[str, Any]:
         return {"words": "", "refusals": [str(error)], "tiles": [], "sequences": [], "unit": 0.0, "late_unit": 0.0}
     late, fair = int(tiles.attrs["late_tiles"]), float(tiles.attrs["fair_ns"])
     if not late:
-        words = f"No tile ran past the even end at {duration(fair)}."
+        cleared = clearing_after(recording, launch, fair)
+        words = f"No tile ran past the even end at {duration(fair)}" + (f"; {cleared}." if cleared else ".")
     else:
         words = (
             f"Past the even end at {duration(fair)}, {count(late, 'tile')} of {count(len(sequences), 'sequence')} ran."

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from profiling.recording import Recording
 from profiling.sm_time import sm_time
+from profiling.text import duration
 from profiling.tiles import tile_spans
 
 
@@ -62,3 +63,11 @@ def last_sm(recording: Recording, launch: int = 0) -> LastSM | None:
         sequence_tiles=int(own["tile"].nunique()),
         sequence_share=float(cost.max() / max(int(cost.sum()), 1)),
     )
+
+
+def clearing_after(recording: Recording, launch: int, after_ns: float) -> str:
+    """Words for what may run later than that although no tile does: clearing the output of empty tiles is work too."""
+    events = recording.events
+    ends = events["end_ns"][(events["launch"] == launch) & (events["event"] == "zero")]
+    late = bool((ends > after_ns).any())
+    return f"clearing the output of empty tiles did, until {duration(int(ends.max()))}" if late else ""

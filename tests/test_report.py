@@ -180,6 +180,24 @@ def test_level_cta_is_told_and_what_needs_tiles_says_so(tmp_path):
     assert len(reader.figures()) == 3
 
 
+def test_a_figure_that_is_missing_says_why(tmp_path):
+    reader = read(write_report([with_metadata(made(), workload__q_lens=None)], tmp_path))
+    assert "Not drawn: jagged: metadata key 'workload.q_lens' is missing; the histogram of lengths" in reader.words
+    assert len(reader.figures()) == 3  # neither tile costs by length nor the lengths
+
+
+def test_clearing_that_runs_last_is_named(tmp_path):
+    spans = [
+        {"tile": 0, "batch": 0, "end_ns": 100},
+        {"event": "zero", "tile": 1, "batch": 1, "start_ns": 100, "end_ns": 130},
+    ]
+    reader = read(write_report([by_hand(spans, sms=1)], tmp_path))
+    assert "No tile ran past the even end at 130 ns." in reader.words
+    spans.append({"cta": 1, "sm": 1, "tile": 2, "batch": 2, "end_ns": 110})
+    reader = read(write_report([by_hand(spans, sms=2)], tmp_path))
+    assert "at 120 ns; clearing the output of empty tiles did, until 130 ns." in reader.words
+
+
 @pytest.mark.parametrize("grade", ["measured", "modelled", "derived"])
 def test_every_table_and_figure_carries_the_grade(tmp_path, grade):
     source = write_report([with_metadata(made(), grade=grade)], tmp_path).read_text(encoding="utf-8")

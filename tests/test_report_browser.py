@@ -51,6 +51,14 @@ def test_the_report_draws_every_figure_offline_without_a_complaint(open_page, tm
     assert page.evaluate("document.querySelectorAll('.barlayer .point path').length") > 100
 
 
+def test_no_table_hides_a_column_on_a_laptop(open_page, tmp_path):
+    lengths = [int(16 * 1.02**i) for i in range(300)]
+    recordings = [synthetic_recording(256, lengths, sms=132, schedule=s) for s in ("static", "balanced-dynamic")]
+    page, _ = open_page(write_report(recordings, tmp_path))
+    assert page.evaluate("window.innerWidth") <= 1280
+    assert page.evaluate("[...document.querySelectorAll('.table')].every(t => t.scrollWidth <= t.clientWidth)")
+
+
 def test_the_report_opens_at_once_and_draws_the_rest_later(open_page, tmp_path):
     lengths = [int(16 * 1.02**i) for i in range(300)]
     schedules = ("static", "balanced", "dynamic", "balanced-dynamic") * 4

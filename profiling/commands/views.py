@@ -61,7 +61,7 @@ def grade_words(recordings: Sequence[Recording]) -> str:
 
 def tail(recording: Recording, launch: int) -> tuple[dict[str, Any], str]:
     """What caused a launch's tail, as JSON and in words; a recording that cannot tell says why."""
-    from profiling.tail import last_sm
+    from profiling.tail import clearing_after, last_sm
     from profiling.tiles import tail_sequences
 
     try:
@@ -77,8 +77,9 @@ def tail(recording: Recording, launch: int) -> tuple[dict[str, Any], str]:
         "sequences": printing.records(sequences.head(10)),
     }
     if last is None or not tiles:
+        cleared = clearing_after(recording, launch, fair)
         words = f"no tile ran past {duration(fair)}, when perfectly spread work would have ended"
-        return found, words + _clearing_after(recording, launch, fair)
+        return found, words + (f"; {cleared}" if cleared else "")
     length = f" (KV length {last.kv_len:,})" if last.kv_len >= 0 else ""
     more = last.work_ns / max(last.fair_ns, 1)
     late = f"{count(tiles, 'tile')} of {count(len(sequences), 'sequence')}"
@@ -86,13 +87,4 @@ def tail(recording: Recording, launch: int) -> tuple[dict[str, Any], str]:
         f"SM {last.sm} ended last, at {duration(last.end_ns)}, with {more:.2f}× the mean SM's work, "
         f"{percent(last.sequence_share)} of it for sequence {last.batch}{length}; "
         f"{late} ran past {duration(fair)}, when perfectly spread work would have ended"
-    )
-
-
-def _clearing_after(recording: Recording, launch: int, fair_ns: float) -> str:
-    """What ran later than that although no tile did: clearing the output of empty tiles is work too."""
-    events = recording.events
-    ends = events["end_ns"][(events["launch"] == launch) & (events["event"] == "zero")]
-    return (
-        f"; clearing the output of empty tiles did, until {duration(int(ends.max()))}" if (ends > fair_ns).any() else ""
     )

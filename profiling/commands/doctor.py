@@ -5,6 +5,7 @@ from dataclasses import asdict
 from profiling.commands import printing
 from profiling.commands.arguments import Json
 from profiling.commands.printing import Column
+from profiling.text import count
 
 COLUMNS = [
     Column("status", "", right=False),
@@ -37,6 +38,6 @@ def doctor(json: Json = False) -> int:
         printing.document({"checks": rows, "failed": failed})
     else:
         warned = sum(check.status == "warn" for check in checks)
-        verdict = f"{len(failed)} failed, {warned} warnings, {len(checks) - warned - len(failed)} fine"
+        verdict = f"{len(failed)} failed, {count(warned, 'warning')}, {len(checks) - warned - len(failed)} fine"
         printing.table(rows, COLUMNS, title="What works on this machine", grade=verdict)
     return 1 if failed else 0

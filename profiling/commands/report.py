@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from profiling.commands import arguments, printing
+from profiling.text import count
 
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A folder; made if it is not there.")]
 
@@ -26,5 +27,5 @@ def report(files: arguments.RecordingFiles, output: Output) -> None:
     with printing.progress() as bar:
         bar.add_task("drawing", total=None)
         page = write_report(recordings, output)
-    printing.line(f"report of {len(recordings)} recordings: {page}")
+    printing.line(f"report of {count(len(recordings), 'recording')}: {page}")
     printing.warnings_of(recordings, lambda recording: recording.source)

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 import jfa
+from jfa.lanes import KINDS
 from jfa.workloads import Workload
 from profiling.bench import WARMUP_RUNS, GpuClock
 from profiling.errors import UserError
@@ -60,7 +61,7 @@ def record(
     medians and spreads go into the metadata. The tile table is built before: its cost is not in these times.
 
     Raises:
-        UserError: no GPU, or an unknown schedule, direction, implementation or level.
+        UserError: no GPU, a workload without rows, or an unknown schedule, direction, implementation or level.
     """
     device = _device()
     for name, given, known in (
@@ -123,6 +124,7 @@ def _launcher(workload: Workload, schedule: str, direction: str, device: torch.d
     from jfa import attention, validation
     from jfa.config import backward_config, forward_config
     from jfa.impl.triton import backward, forward, launch
+    from jfa.schedule import AUTO_SCHEDULE
 
     inputs = workload.inputs(device)
     q, k, v = inputs.q, inputs.k, inputs.v
@@ -134,7 +136,11 @@ def _launcher(workload: Workload, schedule: str, direction: str, device: torch.d
         )
     except (TypeError, ValueError) as error:
         raise UserError(f"record: {error}") from None
-    schedule = "balanced-dynamic" if schedule == "auto" else schedule
+    if problem.total_q == 0 or (direction == "backward" and problem.total_kv == 0):
+        raise UserError(
+            f"record: the {direction} of {workload.name} has no rows, so that nothing runs; give it lengths"
+        )
+    schedule = AUTO_SCHEDULE if schedule == "auto" else schedule
     capability, size = launch.capability(device), q.element_size()
     forward_as = forward_config(capability, problem.head_dim, size)
     items = attention.forward_items(*offsets, problem, forward_as.block_q, schedule)
@@ -164,11 +170,19 @@ def _launcher(workload: Workload, schedule: str, direction: str, device: torch.d
 
 
 def _capacity(launcher: Launcher, level: str) -> int:
-    """Events a lane can hold: on demand a CTA may take many more tiles than its share, but not more than there are."""
+    """Events a lane can hold: its tiles, and the clearing of rows.
+
+    On demand a CTA may take many more tiles than its share, but not more than there are.
+    """
+    from jfa.schedule import DEAL_ON_DEMAND, deal
+
     if level == "cta":
         return 0
     tiles = launcher.items.max_items * launcher.heads
-    return min(tiles, 16 * -(-tiles // launcher.ctas) + 1024) + 2
+    share = -(-tiles // launcher.ctas)
+    if deal(launcher.schedule) == DEAL_ON_DEMAND:
+        share = min(tiles, 16 * share + 1024)
+    return share + 1
 
 
 def _durations(launcher: Launcher, recorder: Recorder, clock: GpuClock, repeats: int) -> dict[str, float]:
@@ -210,7 +224,7 @@ def _frame(index: int, spans: Lanes, launcher: Launcher, workload: Workload, lev
     )
     frames = [lives]
     if level != "cta":
-        names = {number: name for name, number in _kinds().items()}
+        names = {number: name for name, number in KINDS.items()}
         tiles = pd.DataFrame(
             {
                 "cta": spans.lane[spans.event_lane],
@@ -224,12 +238,6 @@ def _frame(index: int, spans: Lanes, launcher: Launcher, workload: Workload, lev
         frames.append(tiles)
     rows = pd.concat(frames, ignore_index=True)
     return rows.assign(launch=index, role="cta", stage=-1)
-
-
-def _kinds() -> dict[str, int]:
-    from jfa.lanes import KINDS
-
-    return KINDS
 
 
 def _tile_columns(tile: np.ndarray, launcher: Launcher, workload: Workload) -> dict[str, np.ndarray]:

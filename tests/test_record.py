@@ -12,7 +12,7 @@ import triton.language as tl
 
 from jfa import instrument, schedule, workloads
 from profiling.errors import UserError
-from profiling.record import record
+from profiling.record import _capacity, _launcher, _tile_columns, record
 from profiling.recording import Recording
 from profiling.sm_time import sm_time, summary
 
@@ -25,6 +25,8 @@ SMALL = workloads.Workload(
     kv_lens=np.where(np.arange(40) % 3 == 0, 0, 37 * np.arange(40)),
     broadcast_q=True,
 )
+# Quick enough for the interpreter.
+FEW = replace(SMALL, q_lens=np.full(6, 70), kv_lens=np.array([0, 200, 37, 0, 64, 5]))
 
 
 def test_without_a_gpu_it_says_so_in_one_line(device: str) -> None:
@@ -32,6 +34,46 @@ def test_without_a_gpu_it_says_so_in_one_line(device: str) -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(UserError, match="found no CUDA GPU"):
         record(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("direction", "changed"),
+    [
+        ("forward", {"q_lens": np.zeros(6, dtype=int)}),
+        ("backward", {"q_lens": np.zeros(6, dtype=int)}),
+        ("backward", {"kv_lens": np.zeros(6, dtype=int)}),
+    ],
+)
+def test_a_workload_without_rows_is_refused(direction: str, changed: dict[str, np.ndarray], device: str) -> None:
+    with pytest.raises(UserError, match=f"the {direction} of small has no rows"):
+        _launcher(replace(FEW, **changed), "static", direction, torch.device(device))
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("name", schedule.SCHEDULES)
+def test_lanes_hold_what_a_cta_can_take(name: str, direction: str, device: str) -> None:
+    """Exactly that where the deal fixes it: with one CTA a tile, room for many would be gigabytes."""
+    launcher = _launcher(FEW, name, direction, torch.device(device))
+    tiles = launcher.items.max_items * launcher.heads
+    clearing = 1
+    expected = {"grid": 1, "static": -(-tiles // launcher.ctas), "balanced": -(-tiles // launcher.ctas)}
+    assert _capacity(launcher, "tile") == expected.get(name, tiles) + clearing
+    assert _capacity(launcher, "cta") == 0
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("name", ["static", "balanced"])
+def test_a_tile_has_one_rank_under_every_schedule(name: str, direction: str, device: str) -> None:
+    launcher = _launcher(FEW, name, direction, torch.device(device))
+    work = int(launcher.items.counts[0]) * launcher.heads
+    columns = _tile_columns(np.array([-1, *range(work)]), launcher, FEW)
+    assert [int(column[0]) for column in columns.values()] == [-1] * 4
+    batch, head, block = (columns[field][1:] for field in ("batch", "head", "block"))
+    owner = FEW.q_lens if direction == "forward" else FEW.kv_lens
+    blocks = -(-owner // launcher.block)
+    natural = [(b, i, h) for b, count in enumerate(blocks) for i in range(count) for h in range(launcher.heads)]
+    assert [natural[rank] for rank in columns["tile"][1:]] == list(zip(batch, block, head, strict=True))
+    assert len(set(columns["tile"])) == work + 1
 
 
 def expected_tiles(recording: Recording, workload: workloads.Workload) -> set[tuple[int, int, int]]:

@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jfa import instrument, schedule
+from jfa import instrument, lanes, schedule
 from jfa.config import BackwardConfig
 from jfa.impl.triton import launch, primitives
 from jfa.validation import Problem
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
-_KIND_TILE = tl.constexpr(1)
-_KIND_ZERO = tl.constexpr(2)
+_LOG2_E = tl.constexpr(launch.LOG2_E)
+_KIND_TILE = tl.constexpr(lanes.KINDS["tile"])
+_KIND_ZERO = tl.constexpr(lanes.KINDS["zero"])
 _CLEAR_ROWS = tl.constexpr(64)
 
 
@@ -219,7 +219,11 @@ def _tile(
     _store_rows(dv_out, dv, kv_start + first, head, heads_kv, kv_len - first, rows, DIM)
 
 
-@triton.jit(do_not_specialize=["batch_count", "q_uniform", "total_q", "total_kv", "before", "after", "capacity"])
+@triton.jit(
+    do_not_specialize=["batch_count", "q_uniform", "total_q", "total_kv", "before", "after", "capacity"],
+    # A table of its own lends an unaligned counter, a plan does not: the code is the same, and compiled once so.
+    do_not_specialize_on_alignment=["counter"],
+)
 def jfa_backward(
     q_desc,
     k_desc,

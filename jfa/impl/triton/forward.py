@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jfa import instrument, schedule
+from jfa import instrument, lanes, schedule
 from jfa.config import ForwardConfig
 from jfa.impl.triton import launch, primitives
 from jfa.validation import Problem
 
 _LN2 = tl.constexpr(0.6931471805599453)
-_KIND_TILE = tl.constexpr(1)
-_KIND_ZERO = tl.constexpr(2)
+_KIND_TILE = tl.constexpr(lanes.KINDS["tile"])
+_KIND_ZERO = tl.constexpr(lanes.KINDS["zero"])
 
 
 @triton.jit
@@ -91,7 +91,11 @@ def _clear_rows(out, lse, row, count, heads, total_q, BLOCK_Q: tl.constexpr, DIM
         _store_rows(out, lse, zero, nothing, row, head, heads, total_q, rows < count, rows, DIM)
 
 
-@triton.jit(do_not_specialize=["batch_count", "q_uniform", "total_q", "before", "after", "capacity"])
+@triton.jit(
+    do_not_specialize=["batch_count", "q_uniform", "total_q", "before", "after", "capacity"],
+    # A table of its own lends an unaligned counter, a plan does not: the code is the same, and compiled once so.
+    do_not_specialize_on_alignment=["counter"],
+)
 def jfa_forward(
     q_desc,
     k_desc,

@@ -10,7 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """One forward kernel's shape. ``ctas_per_sm`` sets the persistent grid; ``peel`` splits off masked key blocks."""
+    """One forward kernel's shape: rows of a tile (``block_q``) and of a step over its keys (``block_kv``).
+
+    ``num_stages`` is the depth of the pipeline that loads keys, ``ctas_per_sm`` sets the persistent grid, ``peel``
+    gives the blocks that need no mask a loop without one.
+    """
 
     block_q: int
     block_kv: int
@@ -22,7 +26,10 @@ class ForwardConfig:
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """One backward kernel's shape. ``reduce`` is how dQ is added up: ``tma`` (sm_90 and later) or ``atomic``."""
+    """One backward kernel's shape: rows of a tile (``block_kv``) and of a step over the queries (``block_q``).
+
+    ``reduce`` is how dQ is added up: ``tma`` (sm_90 and later) or ``atomic``; the rest is as the forward's.
+    """
 
     block_q: int
     block_kv: int
@@ -42,8 +49,8 @@ def describe(config: ForwardConfig | BackwardConfig) -> dict[str, Any]:
     return {"kind": type(config).__name__, **asdict(config)}
 
 
-INTERPRETED_FORWARD = ForwardConfig(64, 64, 4, 1, 1)
-INTERPRETED_BACKWARD = BackwardConfig(64, 64, 4, 1, 1)
+INTERPRETED_FORWARD = ForwardConfig(block_q=64, block_kv=64, num_warps=4, num_stages=1, ctas_per_sm=1)
+INTERPRETED_BACKWARD = BackwardConfig(block_q=64, block_kv=64, num_warps=4, num_stages=1, ctas_per_sm=1)
 """Small blocks: the interpreter runs one operation at a time, and short sequences should still span several blocks."""
 
 
@@ -57,17 +64,23 @@ def forward_config(capability: tuple[int, int] | None, head_dim: int, itemsize: 
     if capability is None:
         return INTERPRETED_FORWARD
     if itemsize == 4:
-        return ForwardConfig(64, 32, 4, 1, 1)  # float32 is for checks: no tensor cores, small tiles fit everywhere
+        # float32 is for checks: no tensor cores, and small tiles fit everywhere.
+        return ForwardConfig(block_q=64, block_kv=32, num_warps=4, num_stages=1, ctas_per_sm=1)
     if capability[0] == 9:
-        # H200, bf16, D 128, TFLOP/s on hsp-loguniform, self-lognormal, dense-1024, dense-4096: this 376, 426, 394, 454;
-        # 128 x 128 keys 337, 413, 394, 411; 64 x 64 with two CTAs an SM 389, 440, 402, 450, but then tiles share
-        # their SM and a tile's recorded time is no longer its own cost.
-        # D 64 on hsp-loguniform: 128 keys and three stages 295, two stages 235, 64 keys 268.
-        return ForwardConfig(128, 128 if head_dim <= 64 else 64, 8, 3, 1)
+        # Measured on an H200, bf16, D 128; TFLOP/s on hsp-loguniform, self-lognormal, dense-1024 and dense-4096:
+        #   this                                 376, 426, 394, 454
+        #   128 keys a step                      337, 413, 394, 411
+        #   64 x 64, two CTAs an SM              389, 440, 402, 450, but then tiles share their SM and a tile's recorded
+        #                                        time is no longer its own cost
+        # D 64, hsp-loguniform: 128 keys a step and three stages 295, two stages 235, 64 keys 268.
+        return ForwardConfig(
+            block_q=128, block_kv=128 if head_dim <= 64 else 64, num_warps=8, num_stages=3, ctas_per_sm=1
+        )
     if _datacenter_blackwell(capability):
-        return ForwardConfig(128, 64, 4, 3, 1)  # compiled, not run: 256 of 512 tensor-memory columns
+        # Compiled, not run: 256 of 512 tensor-memory columns.
+        return ForwardConfig(block_q=128, block_kv=64, num_warps=4, num_stages=3, ctas_per_sm=1)
     # Compiled, not run: 57 KB of shared memory at most, and the fewest spills of those tried.
-    return ForwardConfig(128, 64 if head_dim <= 64 else 32, 8, 2, 1)
+    return ForwardConfig(block_q=128, block_kv=64 if head_dim <= 64 else 32, num_warps=8, num_stages=2, ctas_per_sm=1)
 
 
 def backward_config(capability: tuple[int, int] | None, head_dim: int, itemsize: int) -> BackwardConfig:
@@ -75,12 +88,17 @@ def backward_config(capability: tuple[int, int] | None, head_dim: int, itemsize:
     if capability is None:
         return INTERPRETED_BACKWARD
     if itemsize == 4:
-        return BackwardConfig(32, 32, 4, 1, 1)
+        # As the forward's.
+        return BackwardConfig(block_q=32, block_kv=32, num_warps=4, num_stages=1, ctas_per_sm=1)
     if capability[0] == 9:
-        # As above: this 237, 324, 306, 329; dQ by atomic adds instead of TMA's 203, 299, 283, 304; one stage 154, 188,
-        # 178, 182; 64 keys a tile 144, 179, 177, 174.
-        return BackwardConfig(64, 128, 8, 2, 1, reduce="tma")
+        # Measured as the forward at D 128, on the same four; D 64 was not:
+        #   this                                 237, 324, 306, 329
+        #   dQ by atomic adds                    203, 299, 283, 304
+        #   one stage                            154, 188, 178, 182
+        #   64 keys a tile                       144, 179, 177, 174
+        return BackwardConfig(block_q=64, block_kv=128, num_warps=8, num_stages=2, ctas_per_sm=1, reduce="tma")
     if _datacenter_blackwell(capability):
         # Compiled, not run: 512 tensor-memory columns; 128 keys a tile would need 544.
-        return BackwardConfig(64, 64, 8, 2, 1, reduce="tma")
-    return BackwardConfig(32, 64, 8, 1, 1)
+        return BackwardConfig(block_q=64, block_kv=64, num_warps=8, num_stages=2, ctas_per_sm=1, reduce="tma")
+    # Compiled, not run: 53 KB of shared memory at most; D 128 spills, over 1 KB a thread on sm_80 and sm_89.
+    return BackwardConfig(block_q=32, block_kv=64, num_warps=8, num_stages=1, ctas_per_sm=1)

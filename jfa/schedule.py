@@ -72,7 +72,11 @@ class Items:
 
 @dataclass(frozen=True)
 class TileTable:
-    """A batch's tables for forward and backward, made once by :func:`jfa.plan` and passed to every layer's call."""
+    """A batch's tables for forward and backward, made once by :func:`jfa.plan` and passed to every layer's call.
+
+    The rest says what they were made for, so that a call on something else is refused: ``block_q`` and ``block_kv``,
+    rows of a forward and of a backward tile; ``rows`` of q and of k; ``window`` (left, right), −1 being unbounded.
+    """
 
     schedule: str
     forward: Items

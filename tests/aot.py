@@ -39,9 +39,8 @@ def compile_kernel(
     """Compile a jitted function for ``sm_<arch>``; arguments without a type in ``signature`` are constants."""
     full = {name: signature.get(name, "constexpr") for name in fn.arg_names}
     position = fn.arg_names.index
-    aligned = [
-        name for name, kind in signature.items() if str(kind).startswith("*")
-    ]  # as torch allocates, and jit sees
+    # torch aligns what it allocates, and a launch compiles for that.
+    aligned = [name for name, kind in signature.items() if str(kind).startswith("*")]
     source = ASTSource(
         fn,
         full,
@@ -85,7 +84,7 @@ def compile_forward(
         "q_desc": _descriptor(config.block_q, dim),
         "k_desc": _descriptor(config.block_kv, dim),
         "v_desc": _descriptor(config.block_kv, dim),
-        **dict.fromkeys(("out",), "*bf16"),
+        "out": "*bf16",
         "lse": "*fp32",
         **dict.fromkeys(("kv_offsets", "pairs", "counts", "counter"), "*i32"),
         **dict.fromkeys(("batch_count", "heads", "q_uniform", "total_q", "before", "after", "capacity"), "i32"),

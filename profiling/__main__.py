@@ -29,6 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(str(error))
     except USAGE_ERROR as error:
         return _say(_usage(error))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("jfa", "profiling"):
+            raise
+        return _say(f"this needs {error.name}, which is not installed; `python -m profiling doctor` says what to do")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):  # rich and typer say the former with the latter, and nothing else

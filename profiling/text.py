@@ -1,11 +1,10 @@
 """Numbers and strangers' words as a reader sees them: times with units, shares, counts, escaped text."""
 
 import html
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-
-import numpy as np
 
 WHOLE_CTAS = "recorded at level cta: whole CTAs count as work, so what they spend between tiles hides in it"
 TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
@@ -21,17 +20,17 @@ def time_unit(largest_ns: float) -> tuple[str, float]:
 
 def significant(value: float, digits: int = 3) -> str:
     """A number with that many significant digits, never in exponents: 1234.5 → 1,234; 0.012345 → 0.0123."""
-    if not np.isfinite(value):
+    if not math.isfinite(value):
         return "–"
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - int(np.floor(np.log10(abs(value)))))
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}"
 
 
 def duration(ns: float, digits: int = 4, like: float | None = None) -> str:
     """A time in the unit that suits it, or that suits `like`: 1234567 → "1.235 ms". Not a number → "–"."""
-    if not np.isfinite(ns):
+    if not math.isfinite(ns):
         return "–"
     name, size = time_unit(abs(ns) if like is None else like)
     return f"{int(ns):,} ns" if name == "ns" and float(ns).is_integer() else f"{significant(ns / size, digits)} {name}"
@@ -39,7 +38,7 @@ def duration(ns: float, digits: int = 4, like: float | None = None) -> str:
 
 def percent(share: float) -> str:
     """A share of one as a percentage with one decimal; what is above zero never reads 0.0 %."""
-    if not np.isfinite(share):
+    if not math.isfinite(share):
         return "–"
     if 0 < share < 0.0005:
         return "< 0.1 %"
@@ -48,7 +47,7 @@ def percent(share: float) -> str:
 
 def coverage(share: float) -> str:
     """The share of events that were kept, with two decimals; what lost some never reads 100 %."""
-    if not np.isfinite(share):
+    if not math.isfinite(share):
         return "unknown"
     return "> 99.99%" if 0.99995 <= share < 1 else f"{share:.2%}"
 
@@ -60,7 +59,7 @@ def overhead(share: float) -> str:
 
 def times(factor: float) -> str:
     """A factor with three significant digits: 1.2345 → "1.23×"."""
-    return f"{significant(factor)}×" if np.isfinite(factor) else "–"
+    return f"{significant(factor)}×" if math.isfinite(factor) else "–"
 
 
 def count(number: float, one: str = "", many: str = "") -> str:

@@ -247,6 +247,27 @@ def test_a_wrong_word_is_one_line_and_exit_code_2(repository, monkeypatch, capsy
     assert expected in errors
 
 
+WITHOUT = (
+    "import sys; sys.modules.update(dict.fromkeys({missing})); from profiling.__main__ import main; sys.exit(main())"
+)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--json"]])
+def test_help_and_doctor_need_no_analysis_library(repository, arguments):
+    code = WITHOUT.format(missing=["numpy", "pandas", "pyarrow", "plotly", "jinja2", "torch"])
+    command = [sys.executable, "-c", code, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False)
+    assert result.returncode in (0, 1) and result.stderr == "" and result.stdout
+
+
+def test_a_missing_library_is_one_line_that_leads_to_the_doctor(recordings, repository, tmp_path):
+    path, page = recordings / "forward-static.parquet", tmp_path / "x.html"
+    command = [sys.executable, "-c", WITHOUT.format(missing=["plotly"]), "heatmap", str(path), "-o", str(page)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: this needs plotly") and "doctor" in result.stderr
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_a_full_disk_is_one_line(recordings, repository, more):

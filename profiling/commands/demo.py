@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from profiling.commands import arguments, printing, views
 from profiling.commands.printing import Column
 from profiling.errors import UserError
-from profiling.recording import Recording
+
+if TYPE_CHECKING:
+    from profiling.recording import Recording
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 Output = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the report goes.")]
@@ -27,6 +29,7 @@ def demo(out: Output = Path("profiling-demo"), data: Data = DATA, json: argument
       python -m profiling demo
       python -m profiling demo --out /tmp/demo
     """
+    from profiling.recording import Recording
     from profiling.report import write_report
 
     arguments.output_folder(out, "--out")
@@ -58,13 +61,13 @@ def demo(out: Output = Path("profiling-demo"), data: Data = DATA, json: argument
     printing.line(f"report: {page}")
 
 
-def _place(recording: Recording) -> tuple[str, bool, int, str]:
+def _place(recording: "Recording") -> tuple[str, bool, int, str]:
     known = recording.schedule in arguments.SCHEDULES
     rank = arguments.SCHEDULES.index(recording.schedule) if known else len(arguments.SCHEDULES)
     return recording.workload_name, recording.direction != "forward", rank, recording.source
 
 
-def _groups(recordings: Iterable[Recording]) -> list[list[Recording]]:
+def _groups(recordings: Iterable["Recording"]) -> list[list["Recording"]]:
     """Recordings that may be compared with each other, in the order in which they come."""
     groups: dict[tuple[str, str, str], list[Recording]] = {}
     for recording in recordings:
@@ -72,7 +75,7 @@ def _groups(recordings: Iterable[Recording]) -> list[list[Recording]]:
     return list(groups.values())
 
 
-def _split(members: list[Recording]) -> list[dict[str, Any]]:
+def _split(members: list["Recording"]) -> list[dict[str, Any]]:
     """A row a schedule: SM-time split, speedup against the first, and what caused the tail."""
     from profiling.compare import compare, median_launch, split
     from profiling.sm_time import summary
@@ -84,13 +87,13 @@ def _split(members: list[Recording]) -> list[dict[str, Any]]:
     return rows
 
 
-def _json(members: list[Recording], rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _json(members: list["Recording"], rows: list[dict[str, Any]]) -> dict[str, Any]:
     first = members[0]
     warned = {recording.schedule: recording.warnings() for recording in members}
     return {"workload": first.workload_name, "direction": first.direction, "rows": rows, "warnings": warned}
 
 
-def _print(members: list[Recording], rows: list[dict[str, Any]]) -> None:
+def _print(members: list["Recording"], rows: list[dict[str, Any]]) -> None:
     first = members[0]
     title = f"{first.workload_name} · {first.direction} · {first.gpu_name}"
     columns = views.split_columns([Column("schedule", "schedule", right=False)], compared=len(members) > 1)

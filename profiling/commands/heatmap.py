@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profiling.commands import arguments, printing
-from profiling.recording import Recording
+
+if TYPE_CHECKING:
+    from profiling.recording import Recording
 
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="An .html file; it opens offline.")]
 
@@ -25,6 +27,8 @@ def heatmap(
       python -m profiling heatmap static.parquet -o static.html
       python -m profiling heatmap static.parquet --bins 1000 -o static.html
     """
+    from profiling.recording import Recording
+
     arguments.output_file(output, [".html"])
     recording = Recording.read(file)
     write_heatmaps([recording], output, bins=bins, launch=launch)
@@ -33,7 +37,7 @@ def heatmap(
 
 
 def write_heatmaps(
-    recordings: Sequence[Recording],
+    recordings: Sequence["Recording"],
     output: Path,
     *,
     bins: int = 400,

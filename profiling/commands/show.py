@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from profiling.commands import arguments, printing, views
 from profiling.commands.printing import Column
-from profiling.recording import Recording
 from profiling.text import count, coverage, duration, overhead, percent
+
+if TYPE_CHECKING:
+    from profiling.recording import Recording
 
 TAIL_COLUMNS = [
     Column("batch", "sequence", "{:,}".format),
@@ -32,6 +34,7 @@ def show(file: arguments.RecordingFile, json: arguments.Json = False) -> None:
       python -m profiling show static.parquet --json
     """
     from profiling.compare import median_launch, split
+    from profiling.recording import Recording
     from profiling.sm_time import summary
 
     recording = Recording.read(file)
@@ -76,7 +79,7 @@ def _launch_rows(plain: dict[str, Any], launches: list[dict[str, Any]]) -> list[
     return views.split_rows([{**plain, **launch} for launch in launches])
 
 
-def _facts(recording: Recording) -> Iterator[tuple[str, str]]:
+def _facts(recording: "Recording") -> Iterator[tuple[str, str]]:
     resolution = recording.get("gpu.timer_resolution_ns")
     timer = f", timer steps of {resolution} ns" if resolution else ""
     yield "grade", f"{recording.grade} on {recording.gpu_name}, {recording.sm_count} SMs{timer}"

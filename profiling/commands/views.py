@@ -3,13 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from profiling.commands import printing
 from profiling.commands.printing import Column
 from profiling.errors import RecordingError
-from profiling.recording import Recording
 from profiling.text import count, duration, percent, significant
+
+if TYPE_CHECKING:
+    from profiling.recording import Recording
 
 BASIS_NOTE = "work is whole CTAs here (level cta): what they spend between tiles hides in it"
 
@@ -52,14 +54,14 @@ def split_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "kernel": with_spread(row), "faster": words} for row, words in zip(rows, faster, strict=True)]
 
 
-def grade_words(recordings: Sequence[Recording]) -> str:
+def grade_words(recordings: Sequence["Recording"]) -> str:
     """How the numbers of a split were obtained."""
     grades = " and ".join(dict.fromkeys(recording.grade for recording in recordings))
     gpus = ", ".join(dict.fromkeys(recording.gpu_name for recording in recordings))
     return f"times: {grades} on {gpus}; shares, headroom, TFLOP/s and speedup: derived from them"
 
 
-def tail(recording: Recording, launch: int) -> tuple[dict[str, Any], str]:
+def tail(recording: "Recording", launch: int) -> tuple[dict[str, Any], str]:
     """What caused a launch's tail, as JSON and in words; a recording that cannot tell says why."""
     from profiling.tail import clearing_after, last_sm
     from profiling.tiles import tail_sequences

@@ -7,7 +7,6 @@ roles are recorded. The format is the Trace Event Format's: complete events (ph 
 from __future__ import annotations
 
 import gzip
-import heapq
 import io
 import json
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from profiling.errors import UserError
+from profiling.layout import lowest_free
 from profiling.recording import Recording
 
 LIMIT = 1_000_000
@@ -240,19 +240,10 @@ def _lanes(events: pd.DataFrame) -> np.ndarray:
     firsts = np.flatnonzero(np.concatenate([[True], (cta[1:] != cta[:-1]) | (launch[1:] != launch[:-1])]))
     starts = np.minimum.reduceat(events["start_ns"].to_numpy(), firsts)
     ends = np.maximum.reduceat(events["end_ns"].to_numpy(), firsts)
-    sms = events["sm"].to_numpy()[firsts]
-    launches = launch[firsts]
+    place = (launch[firsts].astype(np.int64) << 16) | events["sm"].to_numpy()[firsts]
+    order = np.lexsort((ends, starts, place))
     lane = np.zeros(len(firsts), dtype=np.int32)
-    place: tuple[int, int] | None = None
-    busy: list[tuple[int, int]] = []
-    free: list[int] = []
-    for index in np.lexsort((ends, starts, sms, launches)).tolist():
-        if place != (here := (int(launches[index]), int(sms[index]))):
-            place, busy, free = here, [], []
-        while busy and busy[0][0] <= starts[index]:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        lane[index] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (int(ends[index]), int(lane[index])))
+    lane[order] = lowest_free(place[order], starts[order], ends[order])
     return np.repeat(lane, np.diff(np.append(firsts, len(events))))
 
 

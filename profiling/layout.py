@@ -65,21 +65,26 @@ def pack_lanes(spans: pd.DataFrame) -> pd.DataFrame:
     Spans of one lane do not overlap, and an SM has as many lanes as it ever has spans at once.
     """
     spans = spans.sort_values(["sm", "start_ns", "end_ns"]).reset_index(drop=True)
-    lanes = np.zeros(len(spans), dtype=np.int16)
-    for _, group in spans.groupby("sm", sort=False):
-        busy: list[tuple[int, int]] = []
-        free: list[int] = []
-        opened = 0
-        for at, start, end in zip(group.index, group["start_ns"], group["end_ns"], strict=True):
-            while busy and busy[0][0] <= start:
-                heapq.heappush(free, heapq.heappop(busy)[1])
-            if free:
-                lane = heapq.heappop(free)
-            else:
-                lane, opened = opened, opened + 1
-            heapq.heappush(busy, (int(end), lane))
-            lanes[at] = lane
-    return spans.assign(lane=lanes)
+    return spans.assign(lane=lowest_free(*(spans[name].to_numpy() for name in ("sm", "start_ns", "end_ns"))))
+
+
+def lowest_free(place: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """For each span the lowest lane that is free at its start, int32 [n]; lanes begin anew at each place (an SM).
+
+    Spans are ordered by place, then start.
+    """
+    lanes = np.zeros(len(start), dtype=np.int32)
+    here: int | None = None
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
+    for at, (where, begin, stop) in enumerate(zip(place.tolist(), start.tolist(), end.tolist(), strict=True)):
+        if where != here:
+            here, busy, free = where, [], []
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lanes[at] = heapq.heappop(free) if free else len(busy)  # without a free one, all that were opened are busy
+        heapq.heappush(busy, (stop, int(lanes[at])))
+    return lanes
 
 
 def merge_short(spans: pd.DataFrame, most: int) -> tuple[pd.DataFrame, int]:

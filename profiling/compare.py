@@ -36,6 +36,10 @@ NOTABLE = {
     "driver": lambda r: r.get("versions.driver"),
 }
 
+NO_KERNEL_TIME = (
+    "a recording without the plain kernel's time: speedups are of one launch's makespan each, whose spread is not known"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
@@ -44,7 +48,8 @@ class Comparison:
     ``table``: recording, schedule, impl, level, grade, basis (str); kernel_ns, kernel_iqr_ns (the plain kernel's median
     and spread, NaN where the file does not say), makespan_ns, work_share … unused_share, headroom (of the launch with
     the median makespan), tflops, speedup (the first's time / this one's: 1.0 when the difference is within the spread,
-    NaN when the two may not be compared), speedup_of ("kernel time" or "makespan").
+    NaN when the two may not be compared).
+    ``speedup_of``: "kernel time", or "makespan" where a file does not have it.
     ``obstacles``: differences that forbid a speedup; ``differences``: others that a reader should know.
     """
 
@@ -65,11 +70,13 @@ def compare(recordings: Sequence[Recording]) -> Comparison:
     rows = [split(recording) for recording in recordings]
     obstacles = [line for name, read in PREMISES.items() for line in _differing(name, read, recordings)]
     differences = [line for name, read in NOTABLE.items() for line in _differing(name, read, recordings)]
-    both_plain = all(not math.isnan(row["kernel_ns"]) for row in rows)
-    key = "kernel_ns" if both_plain else "makespan_ns"
+    all_plain = all(not math.isnan(row["kernel_ns"]) for row in rows)
+    key = "kernel_ns" if all_plain else "makespan_ns"
+    if not all_plain and not obstacles:
+        differences.append(NO_KERNEL_TIME)
     for row in rows:
         row["speedup"] = math.nan if obstacles else ratio_beyond_spread(rows[0], row, key)
-    return Comparison(pd.DataFrame(rows), obstacles, differences, "kernel time" if both_plain else "makespan")
+    return Comparison(pd.DataFrame(rows), obstacles, differences, "kernel time" if all_plain else "makespan")
 
 
 def split(recording: Recording) -> dict[str, Any]:

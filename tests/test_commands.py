@@ -103,6 +103,17 @@ def test_a_difference_within_the_spread_is_none(program, tmp_path):
     assert "base" in text and "same" in text
 
 
+def test_a_speedup_of_makespans_says_that_their_spread_is_not_known(program, tmp_path):
+    paths = [tmp_path / "one.parquet", tmp_path / "other.parquet"]
+    for path, schedule in zip(paths, ("static", "balanced"), strict=True):
+        recording = synthetic_recording(256, [100, 4000, 900], schedule=schedule)
+        del recording.metadata["durations"]
+        recording.write(path)
+    text = fine(program("compare", *paths))
+    assert "note: a recording without the plain kernel's time" in text and "spread is not known" in text
+    assert "(makespan, against the first)" in text
+
+
 def test_compare_points_out_other_workloads_before_the_numbers_and_gives_no_speedup(program, recordings, tmp_path):
     other = tmp_path / "other.parquet"
     synthetic_recording(256, [64] * 40, sms=8, name="another").write(other)

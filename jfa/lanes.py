@@ -153,7 +153,7 @@ def _knots(timer: NDArray[np.int64], segment_ns: int) -> NDArray[np.int64]:
 def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
     """Spans of a buffer copied from the device: int64 [lanes, HEADER_WORDS + EVENT_WORDS·capacity].
 
-    Lanes whose header was never written (a grid larger than the launch used) are left out.
+    Lanes whose header was never written (the buffer has more lanes than the launch had CTAs) are left out.
     ValueError: the buffer's shape is not that of ``capacity``, or no lane ran.
     """
     expected = HEADER_WORDS + EVENT_WORDS * capacity

@@ -335,9 +335,9 @@ def backward(
     """dq, dk and dv in the shapes and dtype of q, k and v. grad_out and out: (total_q, H, D); lse: (H, total_q)."""
     heads, heads_kv, dim = problem.heads, problem.heads_kv, problem.head_dim
     dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
-    dq_sum = torch.zeros((q.shape[0], heads, dim), dtype=torch.float32, device=q.device)
     if problem.total_q == 0 or problem.total_kv == 0:
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device), dk.zero_(), dv.zero_()
+    dq_sum = torch.zeros((q.shape[0], heads, dim), dtype=torch.float32, device=q.device)
     grad_out = launch.as_rows(grad_out)
     delta = torch.empty_like(lse)
     rows = 128

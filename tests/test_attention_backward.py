@@ -56,6 +56,22 @@ def test_dq_added_by_tma(name, adding_by_tma):
     assert_results_close(attend(inputs, grads=True, **case.options), inputs, **case.bounds)
 
 
+@on_each_device
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_bad_key_stays_out_of_the_next_sequences_dq(bad, device, request):
+    """The last block of queries reaches into the next sequence's rows, and TMA adds all of it."""
+    if device == "cpu":
+        request.getfixturevalue("adding_by_tma")
+    clean, dirty = (Case(q_lens=(70, 20), kv_lens=(66, 90)).inputs(device, torch.bfloat16) for _ in range(2))
+    dirty.k[3] = bad
+    for inputs in (clean, dirty):
+        for tensor in (inputs.q, inputs.k, inputs.v):
+            tensor.requires_grad_()
+    expected, actual = attend(clean, grads=True), attend(dirty, grads=True)
+    assert actual.dq[:70].isnan().any()
+    torch.testing.assert_close(actual.dq[70:], expected.dq[70:], rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", LARGE_CASES)

@@ -120,6 +120,9 @@ def _walk(
         ds = (p * (dp - row_delta[None, :])).to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         values = tl.dot(ds.T, k, input_precision=PRECISION)
+        if MASK and REDUCE == "tma":
+            # TMA adds whole blocks, into the next sequence's rows too: zeros, not a zero weight times a key's NaN.
+            values = tl.where((queries < q_len)[:, None], values, 0.0)
         _add_dq(dq, values, q_row + start, column, q_len - start, REDUCE, BLOCK_Q, DIM)
     return dk, dv
 

@@ -123,7 +123,7 @@ def _density(length: np.ndarray, spent: np.ndarray, unit: str, cells: tuple[int,
 def _median_by_length(length: np.ndarray, spent: np.ndarray) -> pd.DataFrame:
     octave = np.where(length > 0, np.floor(np.log2(np.maximum(length, 1)) * 2), -1)
     groups = pd.DataFrame({"length": np.maximum(length, 0.5), "spent": spent}).groupby(octave)
-    return pd.DataFrame(
+    middle = pd.DataFrame(
         {
             "x": groups["length"].median(),
             "median": groups["spent"].median(),
@@ -132,13 +132,22 @@ def _median_by_length(length: np.ndarray, spent: np.ndarray) -> pd.DataFrame:
             "tiles": groups.size(),
         }
     )
+    # where no tile has a length, the line breaks
+    return middle.reindex(np.arange(middle.index.min(), middle.index.max() + 1))
 
 
 def _log_ticks(values: np.ndarray) -> dict[str, Any]:
-    """Ticks at 1, 2 and 5 times the powers of ten where few decades are seen, else at the powers."""
+    """Ticks at 1, 2 and 5 times the powers of ten where few decades are seen, else at the powers; even ones within half
+    a decade."""
     positive = values[values > 0]
     if not len(positive):
         return {}
+    least, most = float(positive.min()), float(positive.max())
+    if least < most < 4 * least:
+        power = 10.0 ** np.floor(np.log10((most - least) / 4))
+        step = max(s for s in (1, 2, 5) if s * power <= (most - least) / 4) * power
+        ticks = [round(n * step, 10) for n in range(int(least / step), int(np.ceil(most / step)) + 1) if n]
+        return {"tickvals": ticks, "ticktext": [f"{tick:,.10g}" for tick in ticks]}
     low, high = int(np.floor(np.log10(positive.min()))), int(np.ceil(np.log10(positive.max())))
     steps = (1, 2, 5) if high - low <= 3 else (1,)
     ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]

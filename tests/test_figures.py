@@ -280,10 +280,20 @@ def test_median_line_and_a_length_of_zero():
     costs = pd.DataFrame({"kv_len": [0, 0, 0, 100, 100, 100], "cost_ns": [1000, 2000, 9000, 4000, 5000, 90000]})
     costs = costs.assign(batch=0, head=0, block=0)
     figure = figures.tile_cost(costs, title="t", grade="measured")
-    assert list(figure.data[1].y) == [2.0, 5.0]
+    assert [y for y in figure.data[1].y if not np.isnan(y)] == [2.0, 5.0]
     assert figure.data[1].x[0] == 0.5
     assert figure.layout.xaxis.ticktext[0] == "0"
     assert "0 drawn at 0.5" in figure.layout.xaxis.title.text
+
+
+def test_costs_of_one_magnitude_have_ticks_and_lengths_that_nobody_has_no_line():
+    costs = pd.DataFrame({"batch": 0, "head": 0, "block": range(8), "kv_len": [64, 32768] * 4})
+    costs["cost_ns"] = np.linspace(18_900, 30_200, 8).astype(int)
+    figure = figures.tile_cost(costs, grade="measured")
+    seen = [tick for tick in figure.layout.yaxis.tickvals if 18.9 <= tick <= 30.2]
+    assert 4 <= len(seen) <= 12
+    x = np.asarray(figure.data[1].x, dtype=float)
+    assert x[0] == 64 and x[-1] == 32768 and np.isnan(x[1:-1]).all()
 
 
 def test_no_tiles_are_refused():

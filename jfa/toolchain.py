@@ -35,6 +35,20 @@ def prefer_packaged_ptxas() -> None:
         os.environ["TRITON_PTXAS_PATH"] = str(found)
 
 
+def ptxas_in_use() -> tuple[Path | None, str]:
+    """The ptxas that Triton runs for our kernels, and why that one."""
+    if asked := os.environ.get("TRITON_PTXAS_PATH"):
+        return Path(asked), "TRITON_PTXAS_PATH"
+    if packaged := packaged_ptxas():
+        return packaged, "nvidia-cuda-nvcc"
+    spec = find_spec("triton")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        bundled = Path(folder) / "backends" / "nvidia" / "bin" / "ptxas"
+        if bundled.exists():
+            return bundled, "Triton's own"
+    return None, ""
+
+
 @lru_cache
 def ptxas_version(path: str) -> tuple[int, ...]:
     """Version of a ptxas, e.g. (13, 4, 92). OSError or ValueError: it does not run or does not say."""

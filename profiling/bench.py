@@ -13,11 +13,13 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
 from profiling.errors import UserError
+from profiling.versions import peer_versions, versions
 
 if TYPE_CHECKING:
     import torch
@@ -110,9 +112,9 @@ def bench(
 ) -> pd.DataFrame:
     """A row an implementation, workload and direction: median and interquartile range in ms, TFLOP/s by 4·H·D·pairs.
 
-    ``attrs``: ``gpu``, ``torch``, ``left_out`` (peers that did not import, and why), ``interrupted`` (Ctrl-C: the rows
-    hold what was measured until then). What an implementation raises is its row's ``error``. Raises UserError without
-    a GPU.
+    ``attrs``: ``gpu``, ``versions``, ``created``, ``left_out`` (peers that did not import, and why), ``interrupted``
+    (Ctrl-C: the rows hold what was measured until then). What an implementation raises is its row's ``error``. Raises
+    UserError without a GPU.
     """
     torch = _torch_with_gpu()
     attends, left_out = find_peers() if peers else ({}, {})
@@ -133,7 +135,11 @@ def bench(
         interrupted = True
     table = pd.DataFrame([asdict(row) for row in rows], columns=list(Row.__dataclass_fields__))
     table.attrs.update(
-        gpu=torch.cuda.get_device_name(), torch=torch.__version__, left_out=left_out, interrupted=interrupted
+        gpu=torch.cuda.get_device_name(),
+        versions=versions() | (peer_versions() if peers else {}),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        left_out=left_out,
+        interrupted=interrupted,
     )
     return table
 

@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -177,7 +176,7 @@ def check_triton() -> Iterator[Check]:
 
 def check_ptxas(has_gpu: bool) -> Iterator[Check]:
     """The ptxas that the kernels are assembled with; before 13.3 some wgmma kernels come out silently wrong."""
-    used, why = ptxas_in_use()
+    used, why = toolchain.ptxas_in_use()
     if used is None:
         if version_of("fbtriton") or version_of("triton"):
             yield Check("ptxas", "fail", "none found", "pip install 'nvidia-cuda-nvcc>=13.3'")
@@ -298,20 +297,6 @@ def stray_files(other: str, ours: str, path: list[str] | None = None) -> list[st
         for file, located in mine.items()
         if file not in found[ours] and "__pycache__" not in file and Path(str(located.locate())).exists()
     )
-
-
-def ptxas_in_use() -> tuple[Path | None, str]:
-    """The ptxas that Triton runs for our kernels, and why that one."""
-    if asked := os.environ.get("TRITON_PTXAS_PATH"):
-        return Path(asked), "TRITON_PTXAS_PATH"
-    if packaged := toolchain.packaged_ptxas():
-        return packaged, "nvidia-cuda-nvcc"
-    spec = importlib.util.find_spec("triton")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        bundled = Path(folder) / "backends" / "nvidia" / "bin" / "ptxas"
-        if bundled.exists():
-            return bundled, "Triton's own"
-    return None, ""
 
 
 def read_driver() -> Driver | None:

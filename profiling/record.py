@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-import jfa
 from jfa.lanes import KINDS
 from jfa.workloads import Workload
 from profiling.bench import WARMUP_RUNS, GpuClock
 from profiling.errors import UserError
 from profiling.recording import SCHEMA, Recording
+from profiling.versions import versions
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +90,7 @@ def record(
         "grade": "measured",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": _gpu(device, taken),
-        "versions": _versions(),
+        "versions": versions(),
         "kernel": _kernel(launcher, device),
         "workload": workload.metadata(direction),
         "level": level,
@@ -288,28 +286,6 @@ def _gpu(device: torch.device, taken: list[Lanes]) -> dict[str, Any]:
         "clock_mhz": round(median(spans.clock.rate_ghz for spans in taken) * 1000),
         "timer_resolution_ns": timer_resolution_ns(device),
     }
-
-
-def _versions() -> dict[str, str]:
-    import torch
-    import triton
-
-    return {
-        "jfa": jfa.__version__,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-        "driver": _driver(),
-    }
-
-
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return answer.splitlines()[0].strip() if answer.strip() else "unknown"
 
 
 def _kernel(launcher: Launcher, device: torch.device) -> dict[str, Any]:

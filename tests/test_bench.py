@@ -171,7 +171,13 @@ def test_an_interrupt_keeps_what_was_measured(few_rounds):
 
 def table_of(rows, **facts):
     table = pd.DataFrame([vars(row) for row in rows], columns=list(Row.__dataclass_fields__))
-    table.attrs = {"gpu": "a GPU", "torch": "2.13", "left_out": {}, "interrupted": False} | facts
+    table.attrs = {
+        "gpu": "a GPU",
+        "versions": {"torch": "2.13"},
+        "created": "",
+        "left_out": {},
+        "interrupted": False,
+    } | facts
     return table
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jfa import toolchain
 from profiling import doctor
 
 
@@ -113,7 +114,7 @@ def test_a_ptxas_that_does_not_run_fails(tmp_path, monkeypatch):
 
 def test_the_ptxas_of_the_package_is_preferred_to_tritons_own(monkeypatch):
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
-    used, why = doctor.ptxas_in_use()
+    used, why = toolchain.ptxas_in_use()
     assert why == "nvidia-cuda-nvcc" and used is not None and used.name == "ptxas"
     assert only(doctor.check_ptxas(True)).status == "ok"
 

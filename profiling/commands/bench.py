@@ -77,8 +77,8 @@ def show(table: Any, peers: bool, json: bool) -> None:
     table = table.assign(against_best_peer=against_best_peer(table))
     if json:
         rows = printing.records(table)
-        document = {"grade": "measured", "gpu": facts["gpu"], "torch": facts["torch"], "rows": rows, "notes": notes}
-        printing.document({**document, "interrupted": facts["interrupted"]})
+        document = {"grade": "measured"} | {key: facts[key] for key in ("gpu", "versions", "created")}
+        printing.document({**document, "rows": rows, "notes": notes, "interrupted": facts["interrupted"]})
         return
     columns = [
         Column("workload", "workload", right=False),
@@ -93,7 +93,7 @@ def show(table: Any, peers: bool, json: bool) -> None:
         columns.append(Column("against_best_peer", "× best peer", times))
     if (table["error"] != "").any():
         columns.append(Column("error", "error", right=False))
-    title = f"{facts['gpu']}, torch {facts['torch']}"
+    title = f"{facts['gpu']}, " + ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     grade = "ms: measured on this GPU, medians of interleaved runs, cold L2; TFLOP/s and ×: derived from them"
     printing.table(printing.records(table), columns, title=title, grade=grade)
     for note in notes:

@@ -11,9 +11,10 @@ import pandas as pd
 
 from profiling.errors import UserError
 from profiling.recording import Recording
+from profiling.sm_time import PARTS as SM_TIME_PARTS
 from profiling.sm_time import summary
 
-PARTS = ("work", "ramp", "fetch", "tail", "unused")
+PARTS = tuple(part.removesuffix("_ns") for part in SM_TIME_PARTS)
 # What must be the same for one kernel time to be called faster than another, and how each is read.
 PREMISES = {
     "workload": lambda r: r.workload_name,

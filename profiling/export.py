@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from profiling.errors import UserError
+from profiling.files import replacing
 from profiling.layout import lowest_free
 from profiling.recording import Recording
 
@@ -75,7 +76,7 @@ def write_trace(recording: Recording, path: str | PathLike[str], *, limit: int |
     rows, notice = _longest(recording, limit)
     writer = _Writer(recording, notice)
     try:
-        with _opened(Path(path)) as file:
+        with replacing(Path(path)) as part, _opened(part, packed=Path(path).suffix == ".gz") as file:
             file.write('{"displayTimeUnit":"ns","otherData":' + _json(_about(recording, notice)) + ',"traceEvents":[\n')
             separator = ""
             for text in writer.lines(rows):
@@ -90,16 +91,16 @@ def write_trace(recording: Recording, path: str | PathLike[str], *, limit: int |
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    if path.suffix != ".gz":
+def _opened(path: Path, packed: bool) -> Iterator[TextIO]:
+    if not packed:
         with path.open("w", encoding="utf-8") as file:
             yield file
         return
     # no name and no time inside, so that one recording always gives the same file
     with (
         path.open("wb") as raw,
-        gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed,
-        io.TextIOWrapper(packed, encoding="utf-8") as file,
+        gzip.GzipFile("", "wb", 6, raw, mtime=0) as squeezed,
+        io.TextIOWrapper(squeezed, encoding="utf-8") as file,
     ):
         yield file
 

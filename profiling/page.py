@@ -5,7 +5,6 @@ years later, or one whose recording holds hostile text, does what it did on the 
 """
 
 import base64
-import contextlib
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from markupsafe import Markup
 
 from profiling import text
 from profiling.errors import UserError
+from profiling.files import replacing
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -111,14 +111,11 @@ def write(path: Path, content: str) -> None:
     ------
     UserError : the file cannot be written.
     """
-    part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(content, encoding="utf-8")
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_text(content, encoding="utf-8")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise UserError(
             f"{path}: cannot be written ({error.strerror or error}); choose another place with -o"
         ) from error

@@ -15,7 +15,7 @@ from profiling.errors import RecordingError, UserError
 from profiling.page import GENERATOR, PLOTLY_FILE, plotly_js, render, write
 from profiling.recording import Recording
 from profiling.sm_time import occupancy, sm_time, summary
-from profiling.tail import clearing_after, last_sm
+from profiling.tail import tail
 from profiling.text import (
     WHOLE_CTAS,
     count,
@@ -30,7 +30,7 @@ from profiling.text import (
     split_titles,
     times,
 )
-from profiling.tiles import tail_sequences, tail_tiles, tile_cost, tile_spans
+from profiling.tiles import tail_tiles, tile_cost, tile_spans
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -266,22 +266,18 @@ def _lengths(recording: Recording) -> tuple[np.ndarray, np.ndarray] | None:
 def _tail(recording: Recording, launch: int) -> dict[str, Any]:
     try:
         tiles = tail_tiles(recording, launch=launch, count=TAIL_ROWS)
-        sequences = tail_sequences(recording, launch=launch, count=None)
-        last = last_sm(recording, launch)
+        late = tail(recording, launch)
     except RecordingError as error:
         return {"words": "", "refusals": [str(error)], "tiles": [], "sequences": [], "unit": 0.0, "late_unit": 0.0}
-    late, fair = int(tiles.attrs["late_tiles"]), float(tiles.attrs["fair_ns"])
-    if not late:
-        cleared = clearing_after(recording, launch, fair)
-        words = f"No tile ran past the even end at {duration(fair)}" + (f"; {cleared}." if cleared else ".")
+    sequences, last, fair = late.sequences, late.last, duration(late.fair_ns)
+    if not late.tiles:
+        words = f"No tile ran past the even end at {fair}" + (f"; {late.cleared}." if late.cleared else ".")
     else:
-        words = (
-            f"Past the even end at {duration(fair)}, {count(late, 'tile')} of {count(len(sequences), 'sequence')} ran."
-        )
+        words = f"Past the even end at {fair}, {count(late.tiles, 'tile')} of {count(len(sequences), 'sequence')} ran."
         if len(sequences) > TAIL_ROWS:
             share = percent(float(sequences["late_share"].head(TAIL_ROWS).sum()))
             words += f" The {TAIL_ROWS} with the most late time make {share} of it."
-    if last and late:
+    if last and late.tiles:
         length = f" ({last.kv_len:,} keys)" if last.kv_len >= 0 else ""
         words += (
             f" SM {last.sm} ended last: it had {times(last.work_ns / max(last.fair_ns, 1))} an average SM's work, "
@@ -292,8 +288,8 @@ def _tail(recording: Recording, launch: int) -> dict[str, Any]:
         "refusals": [],
         "tiles": _records(tiles),
         "sequences": _records(sequences.head(TAIL_ROWS)),
-        "unit": float(tiles["tail_ns"].max()) if late else 0.0,
-        "late_unit": float(sequences["late_ns"].max()) if late else 0.0,
+        "unit": float(tiles["tail_ns"].max()) if late.tiles else 0.0,
+        "late_unit": float(sequences["late_ns"].max()) if late.tiles else 0.0,
     }
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from profiling.errors import RecordingError
+from profiling.files import replacing
 from profiling.recording import CATEGORY_COLUMNS, COLUMNS, INTEGER_COLUMNS, SCHEMA
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def write(recording: Recording, path: str | PathLike[str]) -> None:
         "column_encoding": {name: _smallest_encoding(table, name) for name in INTEGER_COLUMNS},
     }
     try:
-        with pq.ParquetWriter(path, table.schema, **options) as writer:
+        with replacing(Path(path)) as part, pq.ParquetWriter(part, table.schema, **options) as writer:
             writer.write_table(table)
             writer.add_key_value_metadata({METADATA_KEY: text.encode()})
     except (OSError, pa.ArrowException) as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pandas as pd
+
 from profiling.recording import Recording
 from profiling.sm_time import sm_time
 from profiling.text import duration
-from profiling.tiles import tile_spans
+from profiling.tiles import tail_sequences, tile_spans
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,38 @@ def last_sm(recording: Recording, launch: int = 0) -> LastSM | None:
         kv_len=int(own["kv_len"].iloc[0]),
         sequence_tiles=int(own["tile"].nunique()),
         sequence_share=float(cost.max() / max(int(cost.sum()), 1)),
+    )
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What ran past the moment at which perfectly spread work would have ended.
+
+    Attributes:
+        fair_ns: that moment, ns from the launch's first start.
+        tiles: how many tiles ran past it.
+        sequences: `tail_sequences` of all of them.
+        last: the SM that ended last; None where no SM ran a tile.
+        cleared: words for the clearing of empty tiles' output, where that ran past it; else empty.
+    """
+
+    fair_ns: float
+    tiles: int
+    sequences: pd.DataFrame
+    last: LastSM | None
+    cleared: str
+
+
+def tail(recording: Recording, launch: int = 0) -> Tail:
+    """A launch's tail. Raises RecordingError as `tail_sequences` and `last_sm`."""
+    sequences = tail_sequences(recording, launch, count=None)
+    fair = float(sequences.attrs["fair_ns"])
+    return Tail(
+        fair_ns=fair,
+        tiles=int(sequences.attrs["late_tiles"]),
+        sequences=sequences,
+        last=last_sm(recording, launch),
+        cleared=clearing_after(recording, launch, fair),
     )
 
 

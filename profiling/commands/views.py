@@ -33,7 +33,9 @@ def speedup(value: float) -> str:
 
 def split_columns(first: Sequence[Column], *, compared: bool) -> list[Column]:
     """The columns of a split (rows of `profiling.compare.split`, through `split_rows`), after those of ``first``."""
-    parts = [Column(f"{part}_share", part, percent) for part in ("work", "ramp", "fetch", "tail", "unused")]
+    from profiling.compare import PARTS
+
+    parts = [Column(f"{part}_share", part, percent) for part in PARTS]
     last = [Column("faster", "speedup")] if compared else []
     return [
         *first,
@@ -63,30 +65,27 @@ def grade_words(recordings: Sequence["Recording"]) -> str:
 
 def tail(recording: "Recording", launch: int) -> tuple[dict[str, Any], str]:
     """What caused a launch's tail, as JSON and in words; a recording that cannot tell says why."""
-    from profiling.tail import clearing_after, last_sm
-    from profiling.tiles import tail_sequences
+    from profiling.tail import tail as look
 
     try:
-        sequences = tail_sequences(recording, launch, count=None)
-        last = last_sm(recording, launch)
+        late = look(recording, launch)
     except RecordingError as error:
         return {"refused": str(error)}, f"not known: {error}"
-    fair, tiles = float(sequences.attrs["fair_ns"]), int(sequences.attrs["late_tiles"])
+    last, fair = late.last, late.fair_ns
     found = {
         "fair_ns": fair,
-        "late_tiles": tiles,
+        "late_tiles": late.tiles,
         "last_sm": asdict(last) if last else None,
-        "sequences": printing.records(sequences.head(10)),
+        "sequences": printing.records(late.sequences.head(10)),
     }
-    if last is None or not tiles:
-        cleared = clearing_after(recording, launch, fair)
+    if last is None or not late.tiles:
         words = f"no tile ran past {duration(fair)}, when perfectly spread work would have ended"
-        return found, words + (f"; {cleared}" if cleared else "")
+        return found, words + (f"; {late.cleared}" if late.cleared else "")
     length = f" (KV length {last.kv_len:,})" if last.kv_len >= 0 else ""
     more = last.work_ns / max(last.fair_ns, 1)
-    late = f"{count(tiles, 'tile')} of {count(len(sequences), 'sequence')}"
+    tiles = f"{count(late.tiles, 'tile')} of {count(len(late.sequences), 'sequence')}"
     return found, (
         f"SM {last.sm} ended last, at {duration(last.end_ns)}, with {more:.2f}× the mean SM's work, "
         f"{percent(last.sequence_share)} of it for sequence {last.batch}{length}; "
-        f"{late} ran past {duration(fair)}, when perfectly spread work would have ended"
+        f"{tiles} ran past {duration(fair)}, when perfectly spread work would have ended"
     )

@@ -15,6 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("unhurried", parent=settings(), deadline=None)  # a busy machine is not a fault
+settings.load_profile("unhurried")
 
 SWITCHES_ON = {"1", "true", "on", "y", "yes"}
 

@@ -51,7 +51,7 @@ def _assert_drawable(trace: dict[str, Any]) -> None:
 
 
 @given(rows(latest=3000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_span_is_there_exactly_and_drawable(spans: list[dict[str, Any]]) -> None:
     with TemporaryDirectory() as folder:
         trace = _trace(recording(spans), Path(folder) / "t.json")

@@ -337,7 +337,7 @@ def spans_of_sms(draw):
     return frame.assign(kv_len=np.arange(len(frame)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spans_of_sms())
 def test_lanes_hold_spans_that_do_not_overlap_and_are_as_few_as_can_be(spans):
     packed = layout.pack_lanes(spans)
@@ -352,7 +352,7 @@ def test_lanes_hold_spans_that_do_not_overlap_and_are_as_few_as_can_be(spans):
         assert rows["lane"].max() + 1 <= at_once
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spans_of_sms(), st.integers(1, 80))
 def test_joined_rectangles_lose_no_tile_and_cover_the_same_time(spans, most):
     packed = layout.pack_lanes(spans)
@@ -374,7 +374,7 @@ def test_joined_rectangles_lose_no_tile_and_cover_the_same_time(spans, most):
 # -- lengths -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 70_000), min_size=1, max_size=50))
 def test_each_length_is_in_its_bin(lengths):
     lens = np.array(lengths)

@@ -32,7 +32,7 @@ def _same(one: Recording, other: Recording) -> None:
 
 
 @given(rows(latest=2**40), JSON)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_round_trip_is_exact(spans: list[dict[str, Any]], anything: Any) -> None:
     before = recording(spans, anything=anything)
     with TemporaryDirectory() as folder:

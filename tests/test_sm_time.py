@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from spans import SMS, recording, rows
 from synthetic import SCHEDULES, synthetic_recording
@@ -26,7 +26,6 @@ def _worked(made: Recording, launch: int, sm: int, makespan: int) -> np.ndarray:
 
 
 @given(rows())
-@settings(deadline=None)
 def test_sm_time_against_single_nanoseconds(spans: list[dict[str, Any]]) -> None:
     made = recording(spans)
     times = sm_time(made)
@@ -60,7 +59,6 @@ def _tiles(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @given(rows(), st.integers(1, 90))
-@settings(deadline=None)
 def test_occupancy_is_a_share_and_integrates_to_work(spans: list[dict[str, Any]], bins: int) -> None:
     made = recording(spans)
     times = sm_time(made)
@@ -77,7 +75,6 @@ def test_occupancy_is_a_share_and_integrates_to_work(spans: list[dict[str, Any]]
 
 
 @given(rows())
-@settings(deadline=None)
 def test_occupancy_with_a_bin_a_nanosecond(spans: list[dict[str, Any]]) -> None:
     made = recording(spans)
     launch = spans[0]["launch"]
@@ -89,7 +86,6 @@ def test_occupancy_with_a_bin_a_nanosecond(spans: list[dict[str, Any]]) -> None:
 
 
 @given(rows())
-@settings(deadline=None)
 def test_summary_is_the_sum(spans: list[dict[str, Any]]) -> None:
     made = recording(spans)
     times, total = sm_time(made), summary(made)
@@ -112,7 +108,6 @@ def test_summary_is_the_sum(spans: list[dict[str, Any]]) -> None:
 
 
 @given(rows(events=["cta"]))
-@settings(deadline=None)
 def test_at_level_cta_whole_ctas_are_work_and_it_says_so(spans: list[dict[str, Any]]) -> None:
     made = recording(spans, level="cta")
     times = sm_time(made)

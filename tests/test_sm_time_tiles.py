@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from spans import SMS, recording, rows
 from synthetic import synthetic_recording
 
@@ -68,7 +68,6 @@ def test_tail_sequences_of_a_worked_example() -> None:
 
 
 @given(rows())
-@settings(deadline=None)
 def test_late_tiles_of_anything(spans: list[dict[str, Any]]) -> None:
     made = recording(spans, workload=LENGTHS)
     launch = spans[0]["launch"]

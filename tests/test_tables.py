@@ -41,7 +41,7 @@ def expected_items(
     return items
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     pairs=st.lists(st.tuples(st.one_of(st.just(0), st.integers(0, 200)), st.integers(0, 200)), min_size=1, max_size=9),
     window=st.sampled_from([(-1, -1), (-1, 0), (0, -1), (17, 5), (0, 0)]),
@@ -62,7 +62,7 @@ def test_every_block_is_listed_once(
     check_items(items, truth, by_cost)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(columns=lengths, queries=st.integers(0, 150), by_cost=st.booleans(), owner=st.booleans())
 def test_broadcast_sides(device: str, columns: list[int], queries: int, by_cost: bool, owner: bool) -> None:
     """A uniform side may own the tiles (forward) or be met by them (backward)."""
@@ -139,7 +139,7 @@ def _deal(taken, counter, tile_count, DEAL: tl.constexpr):
         tile = primitives.next_tile(tile, turn, counter, tile_count, DEAL)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(name=st.sampled_from(schedule.SCHEDULES), tiles=st.integers(0, 70), ctas=st.integers(1, 9))
 def test_every_tile_is_dealt_once(device: str, name: str, tiles: int, ctas: int) -> None:
     taken = torch.zeros(tiles + 100, dtype=torch.int32, device=device)

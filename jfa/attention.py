@@ -157,42 +157,29 @@ def plan(
 
 def forward_items(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem, block: int, schedule: str) -> Items:
     """The forward's table: blocks of queries, by the keys that they see."""
-    rows, columns = _lengths(kv_offsets, q_offsets, problem)
-    from jfa.impl.triton.tables import build_items
-
-    return build_items(
-        rows,
-        columns,
-        problem.batch,
-        block,
-        before=problem.window_left,
-        after=problem.window_right,
-        by_cost=schedules.is_sorted(schedule),
-        like=kv_offsets,
-    )
+    queries, keys = _lengths(kv_offsets, q_offsets, problem)
+    return _items(queries, keys, (problem.window_left, problem.window_right), problem.batch, block, schedule)
 
 
 def backward_items(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem, block: int, schedule: str) -> Items:
     """The backward's table: blocks of keys, by the queries that see them; the window's sides change places."""
-    columns, rows = _lengths(kv_offsets, q_offsets, problem)
-    from jfa.impl.triton.tables import build_items
-
-    return build_items(
-        rows,
-        columns,
-        problem.batch,
-        block,
-        before=problem.window_right,
-        after=problem.window_left,
-        by_cost=schedules.is_sorted(schedule),
-        like=kv_offsets,
-    )
+    queries, keys = _lengths(kv_offsets, q_offsets, problem)
+    return _items(keys, queries, (problem.window_right, problem.window_left), problem.batch, block, schedule)
 
 
 def _lengths(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem) -> tuple[Lengths, Lengths]:
     """The two sides: queries, keys."""
     queries = Lengths(q_offsets, problem.q_len, problem.total_q, problem.max_q_len)
     return queries, Lengths(kv_offsets, 0, problem.total_kv, problem.max_kv_len)
+
+
+def _items(rows: Lengths, columns: Lengths, window: tuple[int, int], batch: int, block: int, schedule: str) -> Items:
+    """The table of the side that owns tiles; ``window`` as that side's rows see the other's columns."""
+    from jfa.impl.triton.tables import build_items
+
+    before, after = window
+    by_cost = schedules.is_sorted(schedule)
+    return build_items(rows, columns, batch, block, before=before, after=after, by_cost=by_cost)
 
 
 def _resolve(impl: str, q: Tensor) -> str:

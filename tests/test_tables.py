@@ -55,9 +55,7 @@ def test_every_block_is_listed_once(
     dtype = torch.int64 if wide else torch.int32
     row_side, column_side = side(rows, device, dtype), side(columns, device, dtype)
     before, after = window
-    items = tables.build_items(
-        row_side, column_side, len(rows), 64, before=before, after=after, by_cost=by_cost, like=row_side.offsets
-    )
+    items = tables.build_items(row_side, column_side, len(rows), 64, before=before, after=after, by_cost=by_cost)
     truth = expected_items(rows, columns, 64, before, after)
     check_items(items, truth, by_cost)
 
@@ -70,9 +68,7 @@ def test_broadcast_sides(device: str, columns: list[int], queries: int, by_cost:
     jagged = side(columns, device)
     same = [queries] * len(columns)
     first, second = (uniform, jagged) if owner else (jagged, uniform)
-    items = tables.build_items(
-        first, second, len(columns), 64, before=-1, after=-1, by_cost=by_cost, like=jagged.offsets
-    )
+    items = tables.build_items(first, second, len(columns), 64, before=-1, after=-1, by_cost=by_cost)
     truth = expected_items(*((same, columns) if owner else (columns, same)), 64, -1, -1)
     check_items(items, truth, by_cost)
 
@@ -104,9 +100,7 @@ def test_many_sequences_span_several_programs(
     column_side = side(rows, device)
     same = [100] * len(rows)
     row_side = Lengths(None, 100, 100 * len(rows), 100) if uniform else column_side
-    items = tables.build_items(
-        row_side, column_side, len(rows), 64, before=-1, after=-1, by_cost=True, like=column_side.offsets
-    )
+    items = tables.build_items(row_side, column_side, len(rows), 64, before=-1, after=-1, by_cost=True)
     check_items(items, expected_items(same if uniform else rows, rows, 64, -1, -1), True)
 
 
@@ -119,9 +113,7 @@ def test_an_understated_length_leaves_items_out_but_counts_none_that_are_not_the
     monkeypatch.setattr(tables, "_MOST_RANKED", most_ranked)
     lens = [100, 0, 300, 1]
     sequences = replace(side(lens, device), longest=60)
-    items = tables.build_items(
-        sequences, sequences, len(lens), 64, before=-1, after=-1, by_cost=by_cost, like=sequences.offsets
-    )
+    items = tables.build_items(sequences, sequences, len(lens), 64, before=-1, after=-1, by_cost=by_cost)
     work, total, _ = items.counts.tolist()
     assert work == total == items.max_items == 4
     listed = {tuple(pair) for pair in items.pairs.tolist()}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from jfa.schedule import Items, Lengths
 
@@ -191,33 +190,34 @@ def _ranked_pairs(
 
 
 def build_items(
-    rows: Lengths, columns: Lengths, batch: int, block: int, *, before: int, after: int, by_cost: bool, like: Tensor
+    rows: Lengths, columns: Lengths, batch: int, block: int, *, before: int, after: int, by_cost: bool
 ) -> Items:
     """The table of the side that owns tiles (``rows``), in blocks of ``block``, against the other side (``columns``).
 
     ``before`` and ``after`` bound the columns that a row sees, end-aligned as for attention windows (−1: unbounded);
     the backward, whose rows are keys, passes the window's two sides exchanged. ``by_cost`` sorts items by the number of
     columns that they meet, longest first, and keeps those without work behind ``counts[0]``; items that all cost the
-    same stay in their natural order. ``like`` lends its device.
+    same stay in their natural order. At least one side is jagged; the table lives where its offsets do.
     """
+    device = next(side.offsets.device for side in (rows, columns) if side.offsets is not None)
     bound = rows.max_items(batch, block)
     if bound == 0:
-        nothing = torch.zeros(3, dtype=torch.int32, device=like.device)
-        return Items(torch.zeros((0, 2), dtype=torch.int32, device=like.device), nothing)
+        nothing = torch.zeros(3, dtype=torch.int32, device=device)
+        return Items(torch.zeros((0, 2), dtype=torch.int32, device=device), nothing)
     unbounded = before < 0 and after < 0
     by_cost = by_cost and not (columns.offsets is None and columns.uniform > 0 and unbounded)
     ranked = by_cost and bound <= _MOST_RANKED
-    counts = torch.empty(3, dtype=torch.int32, device=like.device)
+    counts = torch.empty(3, dtype=torch.int32, device=device)
     uniform = rows.offsets is None
     uniform_blocks = -(-rows.uniform // block)
     ends = counts
     if not uniform:
-        ends = torch.empty(batch, dtype=torch.int32, device=like.device)
+        ends = torch.empty(batch, dtype=torch.int32, device=device)
         _block_ends[(1,)](rows.offsets, ends, counts, bound, batch, BLOCK=block, CHUNK=_CHUNK)
     grid = (triton.cdiv(bound, _ROWS),)
     order = costs = None
     if by_cost:
-        costs = torch.empty(bound, dtype=torch.int32, device=like.device)
+        costs = torch.empty(bound, dtype=torch.int32, device=device)
         _costs[grid](
             costs,
             rows.offsets,
@@ -244,7 +244,7 @@ def build_items(
             if uniform:
                 counts[1:2].fill_(bound)
                 counts[2:].zero_()
-    pairs = torch.empty((bound, 2), dtype=torch.int32, device=like.device)
+    pairs = torch.empty((bound, 2), dtype=torch.int32, device=device)
     if ranked:
         _ranked_pairs[(triton.cdiv(bound, _RANKED_ROWS),)](
             pairs,

@@ -7,9 +7,10 @@ arguments, calls the first, and autograd calls the second.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from jfa import schedule as schedules
 from jfa.config import backward_config, forward_config
 from jfa.schedule import Items, Lengths, TileTable
 from jfa.validation import Problem, check_kernel_limits, check_values, validate
+
+if TYPE_CHECKING:
+    from jfa.impl.triton.launch import Run
 
 # As Triton reads it, and before Triton is imported.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
@@ -176,10 +180,12 @@ def _lengths(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem) -> 
 def _items(rows: Lengths, columns: Lengths, window: tuple[int, int], batch: int, block: int, schedule: str) -> Items:
     """The table of the side that owns tiles; ``window`` as that side's rows see the other's columns."""
     from jfa.impl.triton.tables import build_items
+    from jfa.instrument import launch_range
 
     before, after = window
     by_cost = schedules.is_sorted(schedule)
-    return build_items(rows, columns, batch, block, before=before, after=after, by_cost=by_cost)
+    with launch_range("jfa_table", schedule):
+        return build_items(rows, columns, batch, block, before=before, after=after, by_cost=by_cost)
 
 
 def _resolve(impl: str, q: Tensor) -> str:
@@ -296,6 +302,15 @@ def _positive_scale(q: Tensor, problem: Problem) -> tuple[Tensor, Problem]:
     return (q, problem) if problem.scale >= 0 else (-q, replace(problem, scale=-problem.scale))
 
 
+def _run(schedule: str, pairs: Tensor | None, counts: Tensor | None, build: Callable[[], Items]) -> Run:
+    """The planned table, where there is one; else one built for this launch alone."""
+    from jfa.impl.triton.launch import Run
+
+    if pairs is None or counts is None:
+        return Run(schedule, build(), fresh=True)
+    return Run(schedule, Items(pairs, counts))
+
+
 @torch.library.custom_op("jfa::forward", mutates_args=())
 def _forward_op(
     q: Tensor,
@@ -317,19 +332,16 @@ def _forward_op(
 ) -> tuple[Tensor, Tensor]:
     from jfa.impl.triton import forward, launch
 
-    problem = _problem(q, k, kv_offsets, q_offsets, max_q_len, max_kv_len, scale, window_left, window_right)
+    offsets = (kv_offsets, q_offsets)
+    problem = _problem(q, k, *offsets, max_q_len, max_kv_len, scale, window_left, window_right)
     if _reading_is_wanted(q):
         check_values(kv_offsets, q_offsets, problem)
     _check_blocks(planned_blocks, q)
     config = forward_config(launch.capability(q.device), problem.head_dim, q.element_size())
     with _device_of(q):
-        if pairs is None or counts is None:
-            items = forward_items(kv_offsets, q_offsets, problem, config.block_q, schedule)
-            run = launch.Run(schedule, items, fresh=True)
-        else:
-            run = launch.Run(schedule, Items(pairs, counts))
+        run = _run(schedule, pairs, counts, lambda: forward_items(*offsets, problem, config.block_q, schedule))
         q, problem = _positive_scale(q, problem)
-        return forward.forward(q, k, v, kv_offsets, q_offsets, problem, config, run)
+        return forward.forward(q, k, v, *offsets, problem, config, run)
 
 
 @_forward_op.register_fake
@@ -367,18 +379,13 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from jfa.impl.triton import backward, launch
 
-    problem = _problem(q, k, kv_offsets, q_offsets, max_q_len, max_kv_len, scale, window_left, window_right)
+    offsets = (kv_offsets, q_offsets)
+    problem = _problem(q, k, *offsets, max_q_len, max_kv_len, scale, window_left, window_right)
     config = backward_config(launch.capability(q.device), problem.head_dim, q.element_size())
     with _device_of(q):
-        if pairs is None or counts is None:
-            items = backward_items(kv_offsets, q_offsets, problem, config.block_kv, schedule)
-            run = launch.Run(schedule, items, fresh=True)
-        else:
-            run = launch.Run(schedule, Items(pairs, counts))
+        run = _run(schedule, pairs, counts, lambda: backward_items(*offsets, problem, config.block_kv, schedule))
         signed_q, problem = _positive_scale(q, problem)
-        dq, dk, dv = backward.backward(
-            *(grad_out, grad_lse, signed_q, k, v, out, lse, kv_offsets, q_offsets), problem, config, run
-        )
+        dq, dk, dv = backward.backward(grad_out, grad_lse, signed_q, k, v, out, lse, *offsets, problem, config, run)
     return (dq if signed_q is q else -dq), dk, dv
 
 
@@ -393,6 +400,9 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     q, k, v, kv_offsets, q_offsets, _, _, pairs, counts, _, *rest = inputs
     ctx.save_for_backward(q, k, v, *output, kv_offsets, q_offsets, pairs, counts)
     ctx.rest = rest
+    from jfa.instrument import current_workload
+
+    ctx.workload = current_workload()  # autograd runs the backward in a thread of its own, which does not know it
     ctx.set_materialize_grads(False)
 
 
@@ -404,9 +414,12 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
         grad_out = torch.zeros_like(out)
     if grad_lse is not None:
         grad_lse = grad_lse.contiguous()
-    grads = torch.ops.jfa.backward(
-        grad_out, grad_lse, q, k, v, out, lse, kv_offsets, q_offsets, pairs, counts, *ctx.rest
-    )
+    from jfa.instrument import workload_label
+
+    with workload_label(ctx.workload):
+        grads = torch.ops.jfa.backward(
+            grad_out, grad_lse, q, k, v, out, lse, kv_offsets, q_offsets, pairs, counts, *ctx.rest
+        )
     return (*grads, *(None,) * 13)
 
 

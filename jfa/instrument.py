@@ -209,9 +209,14 @@ OFF = Recorder()
 _workload: ContextVar[str] = ContextVar("jfa_workload", default="")
 
 
+def current_workload() -> str:
+    """The name given by the innermost :func:`workload_label`; empty outside."""
+    return _workload.get()
+
+
 @contextmanager
 def workload_label(name: str) -> Iterator[None]:
-    """Name the workload in the NVTX ranges of the launches inside the block."""
+    """Name the workload in the NVTX ranges of the launches inside the block, and of the backward of what they made."""
     token = _workload.set(name)
     try:
         yield
@@ -227,7 +232,7 @@ def launch_range(kernel: str, schedule: str, **facts: Any) -> AbstractContextMan
     if nvtx is None:
         return nullcontext()
     words = [kernel, f"schedule={schedule}"]
-    if _workload.get():
-        words.append(f"workload={_workload.get()}")
+    if current_workload():
+        words.append(f"workload={current_workload()}")
     words += [f"{key}={value}" for key, value in facts.items()]
     return nvtx.annotate(message=" ".join(words), domain="jfa")

@@ -132,11 +132,11 @@ def fit_clocks(pairs: Pairs, segment_ns: int = _SEGMENT_NS) -> dict[int, SmClock
         common = float(np.median(cycles[fitted] / took[fitted]))
     else:
         common = float(cycles.sum() / took.sum()) if took.sum() > 0 and cycles.sum() > 0 else 1.0
+    rates = np.where(fitted, cycles / np.where(fitted, took, 1.0), common)
     clocks = {}
-    for start, stop, own in zip(starts.tolist(), stops.tolist(), fitted.tolist(), strict=True):
+    for start, stop, own, rate in zip(starts, stops, fitted, rates, strict=True):
         knots = _knots(timer[start:stop], segment_ns) + start if own else np.array([start])
-        rate = float(cycles[starts == start][0] / took[starts == start][0]) if own else common
-        clocks[int(sm[start])] = SmClock(clock[knots], timer[knots], rate, own)
+        clocks[int(sm[start])] = SmClock(clock[knots], timer[knots], float(rate), bool(own))
     return clocks
 
 

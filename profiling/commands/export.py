@@ -26,7 +26,10 @@ def export(file: arguments.RecordingFile, output: Output) -> None:
     from profiling.recording import Recording
 
     arguments.output_file(output, [".json", ".json.gz"])
-    recording = Recording.read(file)
-    trace = write_trace(recording, output)
+    with printing.progress() as bar:
+        task = bar.add_task("reading", total=None)
+        recording = Recording.read(file)
+        bar.update(task, description="writing")
+        trace = write_trace(recording, output)
     printing.line(f"{recording.title()} ({recording.grade}): {trace.written:,} spans in {output}")
     printing.warnings([*recording.warnings(), *filter(None, [trace.notice])])

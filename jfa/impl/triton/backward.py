@@ -344,11 +344,12 @@ def backward(
     grad_out = launch.as_rows(grad_out)
     delta = torch.empty_like(lse)
     rows = 128
-    jfa_delta[(triton.cdiv(problem.total_q, rows), heads)](
-        out, lse, grad_out, grad_lse, delta, problem.total_q, grad_out.stride(0), heads, ROWS=rows, DIM=dim
-    )
-    grid = launch.grid(run, heads_kv, q.device, config.ctas_per_sm)
     facts = {"heads": heads, "head_dim": dim}
+    with instrument.launch_range("jfa_delta", run.schedule, **facts):
+        jfa_delta[(triton.cdiv(problem.total_q, rows), heads)](
+            out, lse, grad_out, grad_lse, delta, problem.total_q, grad_out.stride(0), heads, ROWS=rows, DIM=dim
+        )
+    grid = launch.grid(run, heads_kv, q.device, config.ctas_per_sm)
     with instrument.launch_range("jfa_backward", run.schedule, **facts):
         jfa_backward[(grid,)](
             launch.descriptor(launch.as_rows(q), config.block_q),
@@ -392,5 +393,6 @@ def backward(
         )
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block = 4096
-    jfa_round_dq[(triton.cdiv(dq.numel(), block),)](dq_sum, dq, dq.numel(), problem.scale, BLOCK=block)
+    with instrument.launch_range("jfa_round_dq", run.schedule, **facts):
+        jfa_round_dq[(triton.cdiv(dq.numel(), block),)](dq_sum, dq, dq.numel(), problem.scale, BLOCK=block)
     return dq, dk, dv

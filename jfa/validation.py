@@ -193,7 +193,7 @@ def _window(window: Any, causal: bool) -> tuple[int, int]:
             f"window looks {right} tokens to the right, which causal=True forbids: pass window=({left}, 0) or "
             "causal=False"
         )
-    left, right = torch.sym_min(left, _FARTHEST_BOUND), torch.sym_min(right, _FARTHEST_BOUND)
+    left, right = min(left, _FARTHEST_BOUND), min(right, _FARTHEST_BOUND)
     return left, 0 if causal else right
 
 

@@ -1,0 +1,152 @@
+"""Reads .ncu-rep files through NVIDIA's `ncu-report` package, in a child process.
+
+The native reader can crash on a damaged file, or never come back; in a process of its own that is one line here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from profiling.errors import UserError
+from profiling.ncu import container
+from profiling.ncu.report import MISSING, NOT_AVAILABLE, OK, KernelLaunch, Metric, Report, Rule
+
+TIMEOUT_S = 120.0
+_CHILD = Path(__file__).with_name("native.py")
+
+
+def read_binary(path: Path, *, instances: bool = False, timeout_s: float = TIMEOUT_S) -> Report:
+    """One .ncu-rep file.
+
+    Values are in base units. With ``instances`` the values of instanced metrics come along, otherwise only their number.
+
+    Raises:
+        UserError: `ncu-report` is not installed; the file is no report, cut short or damaged; the reader crashed, or
+            took more than ``timeout_s`` seconds.
+    """
+    outside = container.inspect(path.read_bytes(), str(path))
+    if find_spec("ncu_report") is None:
+        raise UserError(
+            f"{path}: reading .ncu-rep needs the optional package ncu-report (NVIDIA's licence): pip install "
+            f"ncu-report; or export it where ncu is: ncu --import {path.name} --csv --page raw > {path.stem}.csv"
+        )
+    document = _run_reader(path, instances, timeout_s)
+    if not document["readable"]:
+        raise UserError(f"{path}: NVIDIA's reader does not recognise it as a report; it is damaged, or of a newer ncu")
+    return _report(path, outside, document)
+
+
+def _run_reader(path: Path, instances: bool, timeout_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="ncu-report-") as folder:
+        output = Path(folder) / "report.json"
+        words = [sys.executable, "-I", str(_CHILD), str(path.resolve()), str(output), "instances" if instances else ""]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"{path}: NVIDIA's reader did not come back within {timeout_s:g} s; the file is damaged, or this "
+                "machine is too small for it"
+            ) from None
+        if done.returncode < 0:
+            raise UserError(
+                f"{path}: NVIDIA's reader crashed on it (signal {-done.returncode}); the file is damaged: copy it "
+                "again, or profile again"
+            )
+        if done.returncode or not output.exists():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise UserError(f"{path}: NVIDIA's reader failed ({last}); the file is damaged, or of a newer ncu")
+        document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        return document
+
+
+def _report(path: Path, outside: container.Container, document: Mapping[str, Any]) -> Report:
+    launches, metrics, instances = [], [], {}
+    names = document["names"]
+    for index, launch in enumerate(document["launches"]):
+        found = {
+            name: _metric(name, cell, names[name], launch["sections"].get(name, ""))
+            for name, cell in launch["values"].items()
+        }
+        launches.append(_launch(index, launch, found))
+        metrics.append(found)
+        for name, (ids, values) in document["instances"][index].items():
+            instances[index, name] = (ids, values)
+    notes = []
+    if len(launches) != outside.results:
+        notes.append(
+            f"the file holds {outside.results} results and NVIDIA's reader gave {len(launches)}; the rest was not read"
+        )
+    if not launches:
+        notes.append("the report holds no profiled kernel")
+    rules = tuple(tuple(_rule(rule) for rule in of_launch) for of_launch in document["rules"])
+    return Report(
+        str(path),
+        "ncu-rep",
+        tuple(launches),
+        tuple(metrics),
+        rules,
+        outside.writer,
+        outside.command,
+        tuple(notes),
+        instances,
+    )
+
+
+def _metric(name: str, cell: list[Any], fixed: list[str], section: str) -> Metric:
+    value, count, unit = cell
+    state, number, text = OK, float("nan"), ""
+    if value is None:
+        # An instanced metric may have no total; without instances either, the GPU or the tool had nothing to give.
+        state = MISSING if count else NOT_AVAILABLE
+    elif isinstance(value, str):
+        text = value
+    else:
+        number = float(value)
+        state = OK if number == number else NOT_AVAILABLE
+    return Metric(name, number, text, unit or fixed[0], state, fixed[1], section, count)
+
+
+def _launch(index: int, launch: Mapping[str, Any], metrics: Mapping[str, Metric]) -> KernelLaunch:
+    def shape(what: str) -> tuple[int, ...]:
+        values = [metrics[name].value for axis in "xyz" if (name := f"launch__{what}_dim_{axis}") in metrics]
+        return tuple(int(v) for v in values) if len(values) == 3 and all(v >= 1 for v in values) else ()
+
+    def text(name: str) -> str:
+        return metrics[name].text if name in metrics else ""
+
+    major, minor = (
+        metrics.get(f"device__attribute_compute_capability_{part}", Metric("")).value for part in ("major", "minor")
+    )
+    cluster = shape("cluster")
+    return KernelLaunch(
+        id=str(index),
+        kernel=launch["name"],
+        range=launch["range"],
+        kernel_full=launch["full_name"],
+        grid=shape("grid"),
+        block=shape("block"),
+        cluster=cluster if any(n > 1 for n in cluster) else (),
+        gpu=text("device__attribute_display_name"),
+        capability=f"{int(major)}.{int(minor)}" if major == major and minor == minor else "",
+        push_pop=tuple(launch["push_pop"]),
+        start_end=tuple(launch["start_end"]),
+    )
+
+
+def _rule(rule: Mapping[str, Any]) -> Rule:
+    return Rule(
+        rule["name"],
+        rule["message"],
+        rule["title"],
+        rule["section"],
+        rule["kind"],
+        float(rule["speedup"] or "nan"),
+        rule["scope"],
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
@@ -16,31 +14,16 @@ from jfa.lanes import KINDS
 from jfa.workloads import Workload
 from profiling.bench import WARMUP_RUNS, GpuClock
 from profiling.errors import UserError
+from profiling.launching import Launcher, gpu
+from profiling.launching import prepare as _launcher
 from profiling.recording import SCHEMA, Recording
 from profiling.versions import versions
 
 if TYPE_CHECKING:
     import torch
 
-    from jfa.config import BackwardConfig, ForwardConfig
     from jfa.instrument import Recorder
     from jfa.lanes import Lanes
-    from jfa.schedule import Items
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """One kernel on one workload, ready to run again and again with any recorder."""
-
-    kernel: str
-    direction: str
-    schedule: str
-    config: ForwardConfig | BackwardConfig
-    block: int
-    heads: int
-    items: Items
-    ctas: int
-    run: Callable[[Recorder], Any]
 
 
 def record(
@@ -61,7 +44,7 @@ def record(
     Raises:
         UserError: no GPU, a workload without rows, or an unknown schedule, direction, implementation or level.
     """
-    device = _device()
+    device = gpu()
     for name, given, known in (
         ("direction", direction, ("forward", "backward")),
         ("impl", impl, ("auto", "triton")),
@@ -102,69 +85,6 @@ def record(
     }
     frames = [_frame(index, spans, launcher, workload, level) for index, spans in enumerate(taken)]
     return Recording(pd.concat(frames, ignore_index=True), metadata)
-
-
-def _device() -> torch.device:
-    try:
-        import torch
-        import triton  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"record: needs torch and Triton ({error}); install the extra: pip install '.[kernels]'"
-        ) from None
-    if not torch.cuda.is_available():
-        raise UserError("record: found no CUDA GPU; record on a machine with one, and look at the file anywhere")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _launcher(workload: Workload, schedule: str, direction: str, device: torch.device) -> Launcher:
-    """The kernel that the op would launch for this workload, its table built."""
-    from jfa import attention, validation
-    from jfa.config import backward_config, forward_config
-    from jfa.impl.triton import backward, forward, launch
-    from jfa.schedule import AUTO_SCHEDULE
-
-    inputs = workload.inputs(device)
-    q, k, v = inputs.q, inputs.k, inputs.v
-    offsets = (inputs.kv_offsets, inputs.q_offsets)
-    window = workload.window
-    try:
-        problem = validation.validate(
-            q, k, v, *offsets, None, workload.max_kv_len, None, workload.causal, window, False, "triton", schedule
-        )
-    except (TypeError, ValueError) as error:
-        raise UserError(f"record: {error}") from None
-    if problem.total_q == 0 or (direction == "backward" and problem.total_kv == 0):
-        raise UserError(
-            f"record: the {direction} of {workload.name} has no rows, so that nothing runs; give it lengths"
-        )
-    schedule = AUTO_SCHEDULE if schedule == "auto" else schedule
-    capability, size = launch.capability(device), q.element_size()
-    forward_as = forward_config(capability, problem.head_dim, size)
-    items = attention.forward_items(*offsets, problem, forward_as.block_q, schedule)
-    if direction == "forward":
-
-        def run_forward(recorder: Recorder) -> Any:
-            return forward.forward(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items, recorder))
-
-        ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, forward_as.ctas_per_sm)
-        return Launcher(
-            "jfa_forward", direction, schedule, forward_as, forward_as.block_q, problem.heads, items, ctas, run_forward
-        )
-    out, lse = forward.forward(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
-    grad_out = inputs.grad_out.reshape(out.shape)
-    backward_as = backward_config(capability, problem.head_dim, size)
-    key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)
-
-    def run_backward(recorder: Recorder) -> Any:
-        run = launch.Run(schedule, key_items, recorder)
-        return backward.backward(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
-
-    heads = problem.heads_kv
-    ctas = launch.grid(launch.Run(schedule, key_items), heads, device, backward_as.ctas_per_sm)
-    return Launcher(
-        "jfa_backward", direction, schedule, backward_as, backward_as.block_kv, heads, key_items, ctas, run_backward
-    )
 
 
 def _capacity(launcher: Launcher, level: str) -> int:

@@ -33,9 +33,9 @@ def fine(result):
 def test_help_lists_every_command_and_each_teaches_by_example(program, capsys):
     text = fine(program())
     for command in COMMANDS:
-        assert re.search(rf"^  {command.__name__}  +\S", text, re.MULTILINE)
-        assert main([command.__name__, "--help"]) == 0
-        assert f"python -m profiling {command.__name__}" in capsys.readouterr().out
+        assert re.search(rf"^  {command.__name__.replace('_', '-')}  +\S", text, re.MULTILINE)
+        assert main([command.__name__.replace("_", "-"), "--help"]) == 0
+        assert f"python -m profiling {command.__name__.replace('_', '-')}" in capsys.readouterr().out
 
 
 def test_show_says_the_split_its_grade_and_what_caused_the_tail(program, recordings):

@@ -16,11 +16,16 @@ from profiling.commands.demo import demo
 from profiling.commands.doctor import doctor
 from profiling.commands.export import export
 from profiling.commands.heatmap import heatmap
+from profiling.commands.launch import launch
+from profiling.commands.ncu import ncu
+from profiling.commands.ncu_collect import ncu_collect
 from profiling.commands.record import record
 from profiling.commands.report import report
 from profiling.commands.show import show
 
-COMMANDS: list[Callable[..., Any]] = [demo, doctor, record, show, heatmap, compare, report, export, bench]
+COMMANDS: list[Callable[..., Any]] = [
+    demo, doctor, record, show, heatmap, compare, report, export, bench, ncu, ncu_collect, launch,
+]  # fmt: skip
 
 HELP = """Where does the SM time of an attention kernel over jagged lengths go?
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from profiling.errors import UserError
 from profiling.ncu import container
-from profiling.ncu.report import MISSING, NOT_AVAILABLE, OK, KernelLaunch, Metric, Report, Rule
+from profiling.ncu.report import NOT_AVAILABLE, OK, KernelLaunch, Metric, Report, Rule
 
 TIMEOUT_S = 120.0
 _CHILD = Path(__file__).with_name("native.py")
@@ -25,7 +25,7 @@ _CHILD = Path(__file__).with_name("native.py")
 def read_binary(path: Path, *, instances: bool = False, timeout_s: float = TIMEOUT_S) -> Report:
     """One .ncu-rep file.
 
-    Values are in base units. With ``instances`` the values of instanced metrics come along, otherwise only their number.
+    Values are in base units. With ``instances`` those of instanced metrics come along, else only their number.
 
     Raises:
         UserError: `ncu-report` is not installed; the file is no report, cut short or damaged; the reader crashed, or
@@ -103,8 +103,7 @@ def _metric(name: str, cell: list[Any], fixed: list[str], section: str) -> Metri
     value, count, unit = cell
     state, number, text = OK, float("nan"), ""
     if value is None:
-        # An instanced metric may have no total; without instances either, the GPU or the tool had nothing to give.
-        state = MISSING if count else NOT_AVAILABLE
+        state = NOT_AVAILABLE  # an instanced metric may have values and no total: `instances` says so
     elif isinstance(value, str):
         text = value
     else:

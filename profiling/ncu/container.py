@@ -22,7 +22,7 @@ _TAIL = 1 << 20
 
 @dataclass(frozen=True)
 class Container:
-    """What the outside says: results in all blocks, the writer's version ("" if unknown), its command line (likewise)."""
+    """What the outside says: results in all blocks, the writer's version and command line ("" where unknown)."""
 
     results: int
     writer: str
@@ -50,7 +50,7 @@ def inspect(content: bytes, name: str) -> Container:
     return Container(
         results,
         versions[-1].decode("ascii") if versions else "",
-        commands[-1].decode("ascii").strip() if commands else "",
+        commands[-1].decode("ascii").rstrip(' "') if commands else "",
     )
 
 

@@ -18,7 +18,13 @@ def main(report: str, output: str, what: str) -> None:
     ncu_report.load_report  # noqa: B018  another package of that name would lack it
     context = ncu_report.load_report(report)
     ranges = context.num_ranges() if context is not None else None
-    document: dict[str, Any] = {"readable": ranges is not None, "launches": [], "names": {}, "rules": [], "instances": []}
+    document: dict[str, Any] = {
+        "readable": ranges is not None,
+        "launches": [],
+        "names": {},
+        "rules": [],
+        "instances": [],
+    }
     for number in range(ranges or 0):
         profiled = context.range_by_idx(number)
         for index in range(profiled.num_actions()):

@@ -137,8 +137,8 @@ class Report:
         owner = np.fromiter((index for index, _ in cells), dtype=np.int64, count=len(cells))
         of_metric = [metric for _, metric in cells]
         columns: dict[str, object] = {
-            "report": pd.Categorical.from_codes(np.zeros(len(cells), dtype=np.int8), [self.path]),
-            "writer": pd.Categorical.from_codes(np.zeros(len(cells), dtype=np.int8), [self.writer]),
+            "report": pd.Categorical.from_codes(np.zeros(len(cells), dtype=np.int8), pd.Index([self.path])),
+            "writer": pd.Categorical.from_codes(np.zeros(len(cells), dtype=np.int8), pd.Index([self.writer])),
             "range": np.array([launch.range for launch in self.launches], dtype=np.int64)[owner],
             "launch": owner,
         }
@@ -165,6 +165,5 @@ COLUMNS = (
 
 
 def _by_launch(values: list[str], owner: np.ndarray) -> pd.Categorical:
-    names = list(dict.fromkeys(values))
-    codes = np.array([names.index(value) for value in values], dtype=np.int32)
-    return pd.Categorical.from_codes(codes[owner], names)
+    codes, names = pd.factorize(np.array(values, dtype=object))
+    return pd.Categorical.from_codes(codes[owner], pd.Index(names))

@@ -1,0 +1,107 @@
+"""``ncu``: what Nsight Compute reports say of each kernel, and what limits it."""
+
+import contextlib
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiling.commands import arguments, printing
+from profiling.commands.printing import Column
+from profiling.errors import UserError
+from profiling.text import count
+
+if TYPE_CHECKING:
+    from profiling.ncu.analysis import ReportFindings
+    from profiling.ncu.tables import Table
+
+SUFFIXES = {"table": ".txt", "md": ".md", "csv": ".csv", "json": ".json", "html": ".html"}
+
+
+def ncu(
+    report: Annotated[
+        list[Path], typer.Argument(metavar="REPORT...", help=".ncu-rep, what `ncu --csv` prints, or a folder of them.")
+    ],
+    kernel: Annotated[str | None, typer.Option("--kernel", metavar="REGEX", help="Only kernels it matches.")] = None,
+    nvtx: Annotated[
+        str | None, typer.Option("--nvtx", metavar="RANGE", help="Only launches in an NVTX range that holds it.")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", metavar="REPORT", help="Set each kernel beside this report's.")
+    ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option("--recording", metavar="FILE", help="A recording of the same launch: splits lost tensor time."),
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="table, md, csv, json or html")] = "table",
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it there.")] = None,
+    decimal: Annotated[
+        str | None, typer.Option("--decimal", help="point or comma: how a CSV writes numbers, where it cannot tell.")
+    ] = None,
+) -> None:
+    """Say what limits each kernel of Nsight Compute reports.
+
+    Per kernel: time, shape, occupancy and its limiter, tensor pipe, throughputs, stall reasons, balance over the SMs,
+    spills, and a verdict with the metrics that it rests on. Kernels of ours also get useful TFLOP/s from the workload
+    that their NVTX range names. With --baseline, only what exceeds the passes' noise is a difference.
+
+    \b
+    Examples:
+      python -m profiling ncu forward.ncu-rep
+      python -m profiling ncu new.ncu-rep --baseline old.ncu-rep --kernel attention
+      python -m profiling ncu forward.ncu-rep --recording forward.parquet
+      python -m profiling ncu reports/ --format html -o ncu.html
+    """
+    from profiling.ncu import formats, reading
+    from profiling.ncu.analysis import analyse
+
+    arguments.choice(format, formats.FORMATS, "format")
+    if output is not None:
+        arguments.output_file(output, [SUFFIXES[format]])
+    elif format == "html":
+        raise UserError("--format html: give a file to write, such as -o ncu.html")
+    found = analyse(
+        reading.read_all(report, decimal=decimal),
+        kernel=kernel,
+        nvtx=nvtx,
+        baseline=reading.read(baseline, decimal=decimal) if baseline else None,
+        recording=arguments.read_all([recording])[0] if recording else None,
+    )
+    make = {"md": formats.markdown, "csv": formats.comma_separated, "json": formats.as_json, "html": formats.html}
+    if output is not None:
+        from profiling.page import write
+
+        write(output, make.get(format, _as_text)(found))
+        printing.line(f"{output}: {count(sum(len(findings.kernels) for findings in found), 'kernel')}")
+    elif format == "table":
+        _print(found)
+    else:
+        sys.stdout.write(make[format](found))
+
+
+def _as_text(found: Sequence["ReportFindings"]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        _print(found)
+    return out.getvalue()
+
+
+def _print(found: Sequence["ReportFindings"]) -> None:
+    from profiling.ncu import formats, tables
+
+    for findings in found:
+        _table(tables.overview(findings))
+        for table in formats.detail_tables(findings):
+            _table(table)
+        if more := formats.left_out(findings):
+            printing.line(more)
+    printing.warnings(tables.notes(found))
+
+
+def _table(table: "Table") -> None:
+    keys = [str(i) for i in range(len(table.headings))]
+    columns = [Column(k, h, right=i in table.right) for i, (k, h) in enumerate(zip(keys, table.headings, strict=True))]
+    rows = [dict(zip(keys, row, strict=True)) for row in table.rows]
+    printing.table(rows, columns, title=table.title, grade=table.grade)

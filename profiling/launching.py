@@ -1,0 +1,154 @@
+"""A kernel of ours on one workload, ready to run: what `record` records, and `launch` runs for another profiler.
+
+Needs Triton, and a CUDA GPU unless Triton interprets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jfa.workloads import Workload
+from profiling.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from jfa.config import BackwardConfig, ForwardConfig
+    from jfa.instrument import Recorder
+    from jfa.schedule import Items
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One kernel on one workload, ready to run again and again with any recorder."""
+
+    kernel: str
+    direction: str
+    schedule: str
+    config: ForwardConfig | BackwardConfig
+    block: int
+    heads: int
+    items: Items
+    ctas: int
+    run: Callable[[Recorder], Any]
+
+
+def launch(
+    workload: Workload,
+    *,
+    direction: str = "forward",
+    schedule: str = "balanced-dynamic",
+    launches: int = 1,
+    warmup: int = 2,
+    device: torch.device | None = None,
+) -> Launcher:
+    """Run the plain kernel ``warmup`` times outside any NVTX range, then ``launches`` times, each under its own.
+
+    A profiler that selects by the ranges of domain jfa so sees ``launches`` launches of a compiled kernel; the building
+    of the tile table, and the forward that a backward needs, are outside ranges too. A backward launch is three
+    kernels: jfa_delta, jfa_backward and jfa_round_dq. ``device``: this process's GPU, unless another is given.
+
+    Raises:
+        UserError: no GPU, a workload without rows, or an unknown schedule or direction.
+    """
+    if direction not in ("forward", "backward"):
+        raise UserError(f"direction: expected one of forward, backward, got {direction!r}")
+    where = gpu() if device is None else device
+    from jfa.instrument import OFF, workload_label
+
+    with workload_label(workload.name):
+        with _without_ranges():
+            launcher = prepare(workload, schedule, direction, where)
+            for _ in range(warmup):
+                launcher.run(OFF)
+            _settle(where)
+        for _ in range(launches):
+            launcher.run(OFF)
+        _settle(where)
+    return launcher
+
+
+def gpu() -> torch.device:
+    """This process's current CUDA device. UserError: torch, Triton or a GPU is missing."""
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"running a kernel needs torch and Triton ({error}); install the extra: pip install '.[kernels]'"
+        ) from None
+    if not torch.cuda.is_available():
+        raise UserError("found no CUDA GPU; run this on a machine with one, and look at the file it writes anywhere")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def prepare(workload: Workload, schedule: str, direction: str, device: torch.device) -> Launcher:
+    """The kernel that the op would launch for this workload, its table built. UserError: no rows, unknown schedule."""
+    from jfa import attention, validation
+    from jfa.config import backward_config, forward_config
+    from jfa.impl.triton import backward, forward, launch
+    from jfa.schedule import AUTO_SCHEDULE
+
+    inputs = workload.inputs(device)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    offsets = (inputs.kv_offsets, inputs.q_offsets)
+    window = workload.window
+    try:
+        problem = validation.validate(
+            q, k, v, *offsets, None, workload.max_kv_len, None, workload.causal, window, False, "triton", schedule
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"workload {workload.name}: {error}") from None
+    if problem.total_q == 0 or (direction == "backward" and problem.total_kv == 0):
+        raise UserError(f"the {direction} of {workload.name} has no rows, so that nothing runs; give it lengths")
+    schedule = AUTO_SCHEDULE if schedule == "auto" else schedule
+    capability, size = launch.capability(device), q.element_size()
+    forward_as = forward_config(capability, problem.head_dim, size)
+    items = attention.forward_items(*offsets, problem, forward_as.block_q, schedule)
+    if direction == "forward":
+
+        def run_forward(recorder: Recorder) -> Any:
+            return forward.forward(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items, recorder))
+
+        ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, forward_as.ctas_per_sm)
+        return Launcher(
+            "jfa_forward", direction, schedule, forward_as, forward_as.block_q, problem.heads, items, ctas, run_forward
+        )
+    out, lse = forward.forward(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
+    grad_out = inputs.grad_out.reshape(out.shape)
+    backward_as = backward_config(capability, problem.head_dim, size)
+    key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)
+
+    def run_backward(recorder: Recorder) -> Any:
+        run = launch.Run(schedule, key_items, recorder)
+        return backward.backward(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
+
+    heads = problem.heads_kv
+    ctas = launch.grid(launch.Run(schedule, key_items), heads, device, backward_as.ctas_per_sm)
+    return Launcher(
+        "jfa_backward", direction, schedule, backward_as, backward_as.block_kv, heads, key_items, ctas, run_backward
+    )
+
+
+@contextmanager
+def _without_ranges() -> Iterator[None]:
+    """Launches inside push no NVTX range, as if the nvtx package were missing."""
+    from jfa import instrument
+
+    nvtx = instrument.nvtx
+    instrument.nvtx = None
+    try:
+        yield
+    finally:
+        instrument.nvtx = nvtx
+
+
+def _settle(device: torch.device) -> None:
+    """Wait until what was launched is done; raises what it raised."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

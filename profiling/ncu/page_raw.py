@@ -1,0 +1,103 @@
+"""The raw page: a row per launch, a column per metric, and under the header a row of units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from profiling.errors import UserError
+from profiling.ncu.numbers import TEXTS, Cell, Convention
+from profiling.ncu.page_parts import Measured, Part, measure, part, with_metrics
+from profiling.ncu.page_text import HOW, Row, Table
+from profiling.text import count, plain
+
+FORM = "raw page"
+
+
+class RawTable:
+    """One table of the raw page. Raises UserError where a row does not have the header's columns."""
+
+    def __init__(self, table: Table, path: str, notes: list[str]) -> None:
+        self.path = path
+        self.header = table.header
+        rows = [self._checked(row) for row in table.rows]
+        named = [row for row in rows if row.fields[0].strip()]
+        self.rows = named
+        units = [row for row in rows if not row.fields[0].strip()]
+        if any(row.fields != units[0].fields for row in units[1:] if any(row.fields)):
+            raise UserError(f"{path}: line {units[-1].line}: a second row of units under one header; {HOW}")
+        self.columns = [index for index, name in enumerate(table.header) if "_" in name and ":Push/" not in name]
+        self.columns = [index for index in self.columns if "_Range:" not in table.header[index]]
+        self.units = units[0].fields if units else [_from_name(name) for name in table.header]
+        if not units and named:
+            notes.append(f"the table on line {table.line} has no row of units: values are as printed, in units unknown")
+        other = [name for name in table.header if "_" not in name and name not in _LAUNCH_COLUMNS]
+        if other:
+            notes.append(f"{count(len(other), 'column')} of no metric left out: {plain(', '.join(other), 80)}")
+
+    def _checked(self, row: Row) -> Row:
+        width = len(self.header)
+        extra = row.fields[width:]
+        if any(extra) or len(row.fields) < width:
+            raise UserError(
+                f"{self.path}: line {row.line}: a row of {len(row.fields)} columns under a header of {width}: the file "
+                f"is cut or damaged; {HOW}"
+            )
+        return row
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell that may hold a number."""
+        columns = [(i, self.header[i], self.units[i]) for i in self.columns if self.header[i] not in TEXTS]
+        known = {name: i for i, name, _ in columns if name in _KNOWN}
+        for row in self.rows:
+            fields, line = row.fields, row.line
+            for index, name, unit in columns:
+                yield Cell(fields[index], line, name, unit, line)
+            if known:
+                launch = self._part(row).launch
+                sizes = {"grid": math.prod(launch.grid or (math.nan,)), "block": math.prod(launch.block or (math.nan,))}
+                for name, index in known.items():
+                    size = math.prod(sizes[what] for what in _KNOWN[name])
+                    yield Cell(fields[index], line, name, self.units[index], line, size)
+
+    def parts(self, convention: Convention, notes: list[str]) -> list[Part]:
+        """A part per row."""
+        seen: dict[tuple[int, str], tuple[Measured, tuple[list[float], list[float]] | None]] = {}
+        parts = []
+        for row in self.rows:
+            found = self._part(row)
+            metrics = found.metrics
+            for index in self.columns:
+                text = row.fields[index]
+                read = seen.get((index, text))
+                if read is None:
+                    cell = Cell(text, row.line, self.header[index], self.units[index])
+                    read = seen[index, text] = measure(cell, convention, self.path)
+                measured, spread = read
+                name = measured.metric.name
+                if name in metrics and metrics[name] != measured:
+                    raise UserError(
+                        f"{self.path}: line {row.line}: two columns are named {plain(name)} and differ; {HOW}"
+                    )
+                metrics[name] = measured
+                if spread:
+                    found.instances[name] = spread
+            found.launch = with_metrics(found.launch, metrics)
+            parts.append(found)
+        return parts
+
+    def _part(self, row: Row) -> Part:
+        return part(dict(zip(self.header, row.fields, strict=False)), row.line, FORM, self.path)
+
+
+_LAUNCH_COLUMNS = frozenset(
+    ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream", "Block Size"]
+    + ["Grid Size", "Device", "CC"]
+)
+
+_KNOWN = {"launch__thread_count": ("grid", "block"), "launch__grid_size": ("grid",), "launch__block_size": ("block",)}
+"""Metrics that are the product of sizes that the columns give too."""
+
+
+def _from_name(name: str) -> str:
+    return "%" if name.endswith(".pct") or ".pct_of_peak_sustained" in name else ""

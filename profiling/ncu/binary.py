@@ -6,10 +6,12 @@ The native reader can crash on a damaged file, or never come back; in a process 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from profiling.ncu import container
 from profiling.ncu.report import NOT_AVAILABLE, OK, KernelLaunch, Metric, Report, Rule
 
 TIMEOUT_S = 120.0
+MOST_READERS, LAUNCHES_PER_READER = 4, 16
+"""A report of many launches is read by several processes: a launch of `--set full` takes the native reader 30 ms."""
 _CHILD = Path(__file__).with_name("native.py")
 
 
@@ -37,16 +41,20 @@ def read_binary(path: Path, *, instances: bool = False, timeout_s: float = TIMEO
             f"{path}: reading .ncu-rep needs the optional package ncu-report (NVIDIA's licence): pip install "
             f"ncu-report; or export it where ncu is: ncu --import {path.name} --csv --page raw > {path.stem}.csv"
         )
-    document = _run_reader(path, instances, timeout_s)
-    if not document["readable"]:
+    parts = max(1, min(os.cpu_count() or 1, MOST_READERS, outside.results // LAUNCHES_PER_READER))
+    with ThreadPoolExecutor(parts) as pool:
+        documents = list(pool.map(lambda part: _run_reader(path, instances, timeout_s, part, parts), range(parts)))
+    if not all(document["readable"] for document in documents):
         raise UserError(f"{path}: NVIDIA's reader does not recognise it as a report; it is damaged, or of a newer ncu")
-    return _report(path, outside, document)
+    return _report(path, outside, documents)
 
 
-def _run_reader(path: Path, instances: bool, timeout_s: float) -> dict[str, Any]:
+def _run_reader(path: Path, instances: bool, timeout_s: float, part: int, parts: int) -> dict[str, Any]:
+    """What one reader process says of every ``parts``-th launch."""
     with tempfile.TemporaryDirectory(prefix="ncu-report-") as folder:
         output = Path(folder) / "report.json"
         words = [sys.executable, "-I", str(_CHILD), str(path.resolve()), str(output), "instances" if instances else ""]
+        words += [str(part), str(parts)]
         try:
             done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -66,17 +74,19 @@ def _run_reader(path: Path, instances: bool, timeout_s: float) -> dict[str, Any]
         return document
 
 
-def _report(path: Path, outside: container.Container, document: Mapping[str, Any]) -> Report:
-    launches, metrics, instances = [], [], {}
-    names = document["names"]
-    for index, launch in enumerate(document["launches"]):
+def _report(path: Path, outside: container.Container, documents: Sequence[Mapping[str, Any]]) -> Report:
+    launches, metrics, instances, rules = [], [], {}, []
+    for index in range(sum(len(document["launches"]) for document in documents)):
+        document, place = documents[index % len(documents)], index // len(documents)
+        launch, names = document["launches"][place], document["names"]
         found = {
             name: _metric(name, cell, names[name], launch["sections"].get(name, ""))
             for name, cell in launch["values"].items()
         }
         launches.append(_launch(index, launch, found))
         metrics.append(found)
-        for name, (ids, values) in document["instances"][index].items():
+        rules.append(tuple(_rule(rule) for rule in document["rules"][place]))
+        for name, (ids, values) in document["instances"][place].items():
             instances[index, name] = (ids, values)
     notes = []
     if len(launches) != outside.results:
@@ -85,13 +95,12 @@ def _report(path: Path, outside: container.Container, document: Mapping[str, Any
         )
     if not launches:
         notes.append("the report holds no profiled kernel")
-    rules = tuple(tuple(_rule(rule) for rule in of_launch) for of_launch in document["rules"])
     return Report(
         str(path),
         "ncu-rep",
         tuple(launches),
         tuple(metrics),
-        rules,
+        tuple(rules),
         outside.writer,
         outside.command,
         tuple(notes),

@@ -126,7 +126,7 @@ def _check(proofs: dict[str, Cell], decimal: str, path: str) -> None:
 def _contradiction(path: str, point: Cell, comma: Cell, why: str) -> UserError:
     return UserError(
         f"{path}: {_said(point)} has a decimal point and {_said(comma)} a decimal comma{why}: separate the files if "
-        "two were joined, or correct one cell and say --decimal point or --decimal comma"
+        "two were joined, or say which holds with --decimal point or --decimal comma"
     )
 
 

@@ -20,18 +20,17 @@ class RawTable:
     def __init__(self, table: Table, path: str, notes: list[str]) -> None:
         self.path = path
         self.header = table.header
+        self.columns = [index for index, name in enumerate(table.header) if _is_metric(name)]
         rows = [self._checked(row) for row in table.rows]
-        named = [row for row in rows if row.fields[0].strip()]
-        self.rows = named
-        units = [row for row in rows if not row.fields[0].strip()]
-        if any(row.fields != units[0].fields for row in units[1:] if any(row.fields)):
+        self.rows = [row for row in rows if row.fields[0].strip()]
+        units = [row for row in rows if not row.fields[0].strip() and any(row.fields)]
+        if any(row.fields != units[0].fields for row in units):
             raise UserError(f"{path}: line {units[-1].line}: a second row of units under one header; {HOW}")
-        self.columns = [index for index, name in enumerate(table.header) if "_" in name and ":Push/" not in name]
-        self.columns = [index for index in self.columns if "_Range:" not in table.header[index]]
-        self.units = units[0].fields if units else [_from_name(name) for name in table.header]
-        if not units and named:
-            notes.append(f"the table on line {table.line} has no row of units: values are as printed, in units unknown")
-        other = [name for name in table.header if "_" not in name and name not in _LAUNCH_COLUMNS]
+        has_units = len(self.rows) < len(rows)
+        self.units = units[0].fields if units else [_from_name(name) if not has_units else "" for name in table.header]
+        if self.rows and not has_units:
+            notes.append(f"the table on line {table.line} has no row of units: values as printed, their units unknown")
+        other = [name for name in table.header if not _is_metric(name) and not _is_of_launch(name)]
         if other:
             notes.append(f"{count(len(other), 'column')} of no metric left out: {plain(', '.join(other), 80)}")
 
@@ -97,6 +96,14 @@ _LAUNCH_COLUMNS = frozenset(
 
 _KNOWN = {"launch__thread_count": ("grid", "block"), "launch__grid_size": ("grid",), "launch__block_size": ("block",)}
 """Metrics that are the product of sizes that the columns give too."""
+
+
+def _is_metric(name: str) -> bool:
+    return "_" in name and "/" not in name
+
+
+def _is_of_launch(name: str) -> bool:
+    return name in _LAUNCH_COLUMNS or "/Pop_Range" in name or "/Stop_Range" in name
 
 
 def _from_name(name: str) -> str:

@@ -49,6 +49,13 @@ NOT_A_PROGRAM = (
     "'/nonexistent' if the executable is not in the local directory.\n"
 )
 NO_METRICS = "==WARNING== No metrics to collect found in sections.\n==WARNING== No kernels were profiled.\n"
+NO_METRICS_YET_KERNELS = (
+    "==WARNING== No metrics to collect found in sections.\n"
+    + CONNECTED
+    + '==PROF== Profiling "jfa_forward" - 1: 0%....50%....100% - 1 pass\n'
+    + DISCONNECTED
+)
+ONE_KERNEL_BY_NAME = '==PROF== Profiling "jfa_backward": 0%....50%....100% - 38 passes\n'
 COMMAND_FAILED = "==ERROR== The application returned an error code (3).\n"
 NOTHING_MATCHED = (
     CONNECTED
@@ -254,6 +261,8 @@ def test_kernels_are_counted_by_ncus_lines():
     assert kernels(lines(NOTHING_MATCHED)) == []
     replayed = ['==PROF== Profiling "a" - 0: Application replay pass 1', '==PROF== Profiling "a" - 0: pass 2']
     assert kernels(replayed) == ["a"]
+    assert kernels(lines(ONE_KERNEL_BY_NAME)) == ["jfa_backward"]
+    assert kernels(lines(ONE_KERNEL_BY_NAME) * 2) == ["jfa_backward"] * 2
 
 
 def test_sets_are_the_first_column():
@@ -430,6 +439,13 @@ def test_failures_are_one_line_and_code_2(said, code, expected, stand_in, tmp_pa
     assert main(["ncu-collect", "-o", str(tmp_path / "a.ncu-rep"), "--set", "fulll", "--", "true"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: ncu: ") and expected in last
+    assert not list(tmp_path.glob("*.ncu-rep"))
+
+
+def test_kernels_profiled_without_a_metric_are_no_report(stand_in, tmp_path, capsys):
+    stand_in(NO_METRICS_YET_KERNELS, writes=True)
+    assert main(["ncu-collect", "-o", str(tmp_path / "a.ncu-rep"), "--set", "fulll", "--", "true"]) == 2
+    assert "no section set named 'fulll'" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.ncu-rep"))
 
 

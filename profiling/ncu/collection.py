@@ -33,7 +33,8 @@ EXAMPLE = "python -m profiling ncu-collect -o a.ncu-rep -- python -m profiling l
 PLACES = "PATH, /usr/local/cuda*/bin, /opt/nvidia/nsight-compute/*, CUDA_HOME/bin"
 MESSAGE = re.compile(rb"==(?:PROF|WARNING|ERROR)== ")
 BEGINNINGS = tuple(b"==%s== " % word for word in (b"PROF", b"WARNING", b"ERROR"))
-KERNEL = re.compile(r'==PROF== Profiling "(.*)" - (\d+)\b')
+KERNEL = re.compile(r'==PROF== Profiling "(.*)"(?: - (\d+))?(?: \(\d+/\d+\))?: (.*)')
+NO_SUCH_SET = "No metrics to collect found in sections"
 NOT_PLAIN = "/,[]"  # ncu's operators on ranges
 POLL_S, GRACE_S = 0.2, 5.0
 ROOM_BYTES = 2**20
@@ -159,11 +160,12 @@ def collect(
     try:
         code, said = _run(request.words(program, part), on_line, timeout_s)
         written = part.is_file() and part.stat().st_size > 0
-        if code == 0 and written:
+        useless = any(NO_SUCH_SET in line for line in said)  # ncu goes on, and measures nothing
+        if code == 0 and written and not useless:
             part.replace(output)
             return output
         why = explain(request, code, said, known_sets=lambda: set_names(_listing(program)), full=_full(output.parent))
-        if written and any("==PROF== Report:" in line for line in said):
+        if written and not useless and any("==PROF== Report:" in line for line in said):
             part.replace(output)
             why += f"; what was profiled until then (kernels: {len(kernels(said))}) is in {output}"
         raise UserError(why)
@@ -210,9 +212,16 @@ def find_ncu(given: str | None = None) -> str:
 
 
 def kernels(said: Sequence[str]) -> list[str]:
-    """Names of the kernels profiled, as ncu shortens them, in its order; a kernel replayed again counts once."""
-    found = [match for line in said if (match := KERNEL.match(line))]
-    return list({int(match[2]): match[1] for match in found}.values())
+    """Names of the kernels profiled, as ncu shortens them, in its order; a kernel replayed again counts once.
+
+    With --kernel-name ncu numbers no kernel: then each line is one, unless it tells of another pass over the program.
+    """
+    found: dict[object, str] = {}
+    for place, line in enumerate(said):
+        if match := KERNEL.match(line):
+            again = match[1] if "replay pass" in match[3] else place
+            found[match[2] or again] = match[1]
+    return list(found.values())
 
 
 def set_names(listing: str) -> list[str]:
@@ -237,7 +246,7 @@ def explain(
     target = shlex.join(request.command)
     if "does not exist or is not an executable" in words:
         return f"ncu: {request.command[0]} is no program that can be run; check its spelling, or give its whole path"
-    if "No metrics to collect found in sections" in words:
+    if NO_SUCH_SET in words:
         known = ", ".join(known_sets()) or "see ncu --list-sets"
         return f"ncu: there is no section set named {request.set!r}; known: {known}"
     if full or "No space left on device" in words:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"table": ".txt", "md": ".md", "csv": ".csv", "json": ".json", "html": ".html"}
 
+WIDE = 150
+TIME = {"kernel", "launches", "shape", "duration", "share", "verdict"}
+"""Columns of the overview that stand first where a terminal of fewer than WIDE columns cannot hold all of them."""
+
 
 def ncu(
     report: Annotated[
@@ -61,6 +65,10 @@ def ncu(
     arguments.choice(format, formats.FORMATS, "format")
     if output is not None:
         arguments.output_file(output, [SUFFIXES[format]])
+        if any(
+            path.exists() and output.exists() and path.samefile(output) for path in [*report, *filter(None, [baseline])]
+        ):
+            raise UserError(f"-o {output}: is one of the reports, which would be lost; give another name")
     elif format == "html":
         raise UserError("--format html: give a file to write, such as -o ncu.html")
     found = analyse(
@@ -92,12 +100,32 @@ def _print(found: Sequence["ReportFindings"]) -> None:
     from profiling.ncu import formats, tables
 
     for findings in found:
-        _table(tables.overview(findings))
+        for table in _fitting(tables.overview(findings)):
+            _table(table)
         for table in formats.detail_tables(findings):
             _table(table)
         if more := formats.left_out(findings):
             printing.line(more)
     printing.warnings(tables.notes(found))
+
+
+def _fitting(overview: "Table") -> list["Table"]:
+    """The overview in two where its columns are too many for the terminal: words would break inside."""
+    if printing.console().width >= WIDE:
+        return [overview]
+    time, units = (
+        [i for i, heading in enumerate(overview.headings) if heading in names]
+        for names in (TIME, {"kernel"} | (set(overview.headings) - TIME))
+    )
+    return [_columns(overview, time)._replace(grade=""), _columns(overview, units)._replace(title="")]
+
+
+def _columns(table: "Table", keep: list[int]) -> "Table":
+    return table._replace(
+        headings=tuple(table.headings[i] for i in keep),
+        rows=[tuple(row[i] for i in keep) for row in table.rows],
+        right=tuple(keep.index(i) for i in table.right if i in keep),
+    )
 
 
 def _table(table: "Table") -> None:

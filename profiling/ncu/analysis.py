@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from profiling.errors import UserError
@@ -61,6 +61,8 @@ def analyse(
             refused.append(error)
     if not chosen:
         raise refused[0]
+    left_out = (f"left out: {error}" for error in refused)
+    chosen[0] = replace(chosen[0], notes=(*chosen[0].notes, *left_out))
     before = summarise(_selected(baseline, kernel, nvtx)) if baseline else []
     return _with_recording(
         [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from profiling.ncu.report import Report
 from profiling.ncu.summary import KernelSummary
+from profiling.ncu.words import name_of
 
 COMPARED = (
     "duration", "tensor", "sm_throughput", "memory_throughput", "dram_throughput", "l2_throughput", "dram_bytes",
@@ -15,7 +16,8 @@ COMPARED = (
     "instructions", "local_bytes", "sm_clock",
 )  # fmt: skip
 EXACT = ("registers", "smem", "occupancy_theoretical")
-"""What the compiler fixed: it has no noise."""
+"""What the compiler fixed: it has no noise, but a page prints it with two decimals."""
+PRINTED = 0.005
 CLOCKS_DIFFER = 0.02
 
 
@@ -60,6 +62,7 @@ def compare(
 ) -> Comparison:
     """Match ``kernels`` against those of the baseline: first by name and shape, then, where one of a name is left on
     either side, by name alone."""
+    exact = 0.0 if report.form == baseline.form == "ncu-rep" else PRINTED
     left = list(before)
     matches: list[Match] = []
     rest: list[KernelSummary] = []
@@ -69,13 +72,13 @@ def compare(
             rest.append(kernel)
         else:
             left.remove(found)
-            matches.append(Match(kernel, found, True, _deltas(kernel, found)))
+            matches.append(Match(kernel, found, True, _deltas(kernel, found, exact)))
     unmatched = []
     for kernel in rest:
         same_name = [other for other in left if _name(other) == _name(kernel)]
         if len(same_name) == 1 and sum(_name(other) == _name(kernel) for other in rest) == 1:
             left.remove(same_name[0])
-            matches.append(Match(kernel, same_name[0], False, _deltas(kernel, same_name[0])))
+            matches.append(Match(kernel, same_name[0], False, _deltas(kernel, same_name[0], exact)))
         else:
             unmatched.append(kernel)
     warnings = (*_versions(report, baseline), *_circumstances(matches))
@@ -90,17 +93,17 @@ def _key(kernel: KernelSummary) -> tuple[object, ...]:
     return _name(kernel), kernel.launch.grid, kernel.launch.block, kernel.launch.cluster
 
 
-def _deltas(kernel: KernelSummary, baseline: KernelSummary) -> tuple[Delta, ...]:
+def _deltas(kernel: KernelSummary, baseline: KernelSummary, exact: float) -> tuple[Delta, ...]:
     noise = max(kernel.noise, baseline.noise)
     found = []
     for fact in COMPARED:
         before, after = baseline.numbers.get(fact), kernel.numbers.get(fact)
-        if before and after:
+        if before and after and before.source == after.source:
             if before.value:
                 change = after.value / before.value - 1
             else:
                 change = 0.0 if after.value == 0 else math.inf
-            found.append(Delta(fact, before.value, after.value, after.unit, change, 0.0 if fact in EXACT else noise))
+            found.append(Delta(fact, before.value, after.value, after.unit, change, exact if fact in EXACT else noise))
     return tuple(found)
 
 
@@ -131,6 +134,13 @@ def _circumstances(matches: Sequence[Match]) -> list[str]:
                 f"{match.kernel.name}: the SMs ran at {clock / 1e9:.2f} GHz before and {now / 1e9:.2f} GHz now; "
                 "durations differ by that alone"
             ] = None
+        for fact in COMPARED:
+            there, here = match.baseline.numbers.get(fact), match.kernel.numbers.get(fact)
+            if there and here and there.source != here.source:
+                found[
+                    f"{match.kernel.name}: {name_of(fact)} not compared, it comes from different metrics "
+                    f"({there.source} and {here.source})"
+                ] = None
         if not match.same_shape:
             found[
                 f"{match.kernel.name}: matched by name only, its launch shape changed from grid {one.grid} block "

@@ -6,6 +6,7 @@ The native reader can crash on a damaged file, or never come back; in a process 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def _run_reader(path: Path, instances: bool, timeout_s: float, part: int, parts:
     """What one reader process says of every ``parts``-th launch."""
     with tempfile.TemporaryDirectory(prefix="ncu-report-") as folder:
         output = Path(folder) / "report.json"
-        words = [sys.executable, "-I", str(_CHILD), str(path.resolve()), str(output), "instances" if instances else ""]
+        words = [sys.executable, "-P", str(_CHILD), str(path.resolve()), str(output), "instances" if instances else ""]
         words += [str(part), str(parts)]
         try:
             done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=timeout_s)
@@ -124,7 +125,7 @@ def _metric(name: str, cell: list[Any], fixed: list[str], section: str) -> Metri
 def _launch(index: int, launch: Mapping[str, Any], metrics: Mapping[str, Metric]) -> KernelLaunch:
     def shape(what: str) -> tuple[int, ...]:
         values = [metrics[name].value for axis in "xyz" if (name := f"launch__{what}_dim_{axis}") in metrics]
-        return tuple(int(v) for v in values) if len(values) == 3 and all(v >= 1 for v in values) else ()
+        return tuple(int(v) for v in values) if len(values) == 3 and all(1 <= v < math.inf for v in values) else ()
 
     def text(name: str) -> str:
         return metrics[name].text if name in metrics else ""
@@ -142,7 +143,7 @@ def _launch(index: int, launch: Mapping[str, Any], metrics: Mapping[str, Metric]
         block=shape("block"),
         cluster=cluster if any(n > 1 for n in cluster) else (),
         gpu=text("device__attribute_display_name"),
-        capability=f"{int(major)}.{int(minor)}" if major == major and minor == minor else "",
+        capability=f"{int(major)}.{int(minor)}" if math.isfinite(major) and math.isfinite(minor) else "",
         push_pop=tuple(launch["push_pop"]),
         start_end=tuple(launch["start_end"]),
     )

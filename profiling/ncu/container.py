@@ -15,9 +15,10 @@ from profiling.errors import UserError
 MAGIC = b"NVR\0"
 _RESULTS, _PAYLOAD = 2, 5  # numbers of the fields of a block's header
 _VERSION = re.compile(rb"(\d{4}\.\d+\.\d+\.\d+) \(build \d+\)")
-_COMMAND = re.compile(rb"[\x20-\x7e]{0,512}/ncu(?:\.exe)? [\x20-\x7e]{2,4096}")
+_COMMAND = re.compile(rb"/ncu(?:\.exe)? [\x20-\x7e]{2,4096}")
+_LONGEST_FOLDER = 512
 _TAIL = 1 << 20
-"""The session's details lie near the end; a longer search would only find them in embedded sources."""
+"""The session's details mostly lie near the end; sources that are embedded before it may hold words like them."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,21 @@ def inspect(content: bytes, name: str) -> Container:
         if at > len(content):
             raise _cut(name, at - len(content))
     versions = _VERSION.findall(content[-_TAIL:]) or _VERSION.findall(content)
-    commands = _COMMAND.findall(content[-_TAIL:])
     return Container(
-        results,
-        versions[-1].decode("ascii") if versions else "",
-        commands[-1].decode("ascii").rstrip(' "') if commands else "",
+        results, versions[-1].decode("ascii") if versions else "", _command(content[-_TAIL:]) or _command(content)
     )
+
+
+def _command(content: bytes) -> str:
+    """The last thing that reads like ncu's command line; "" where nothing does."""
+    found = list(_COMMAND.finditer(content))
+    if not found:
+        return ""
+    last = found[-1]
+    start = last.start()
+    while start > max(0, last.start() - _LONGEST_FOLDER) and 0x20 <= content[start - 1] <= 0x7E:
+        start -= 1
+    return content[start : last.end()].decode("ascii").rstrip(' "')
 
 
 def _sized(content: bytes, at: int, name: str) -> int:
@@ -86,6 +96,8 @@ def _varints(message: bytes, name: str) -> dict[int, int]:
                 at += 8 if kind == 1 else 4
             else:
                 raise IndexError
+        if at > len(message):
+            raise IndexError
     except IndexError:
         raise UserError(f"{name}: the report is damaged (a block header cannot be read); copy it again") from None
     return found

@@ -16,6 +16,7 @@ from profiling.ncu.words import name_of
 from profiling.text import plain
 
 FORMATS = ("table", "md", "csv", "json", "html")
+LONGEST = 10_000
 DETAILED = 5
 """Kernels of a report whose numbers are shown in full, the longest first; the others have their row and verdict."""
 
@@ -85,7 +86,9 @@ def comma_separated(found: Sequence[ReportFindings]) -> str:
             launch = item.kernel.launch
             own = (findings.report.path, launch.kernel, _dims(launch.grid), _dims(launch.block), item.kernel.launches)
             for rest in _facts(item):
-                writer.writerow((*own, launch.gpu, launch.capability, *rest))
+                row = (*own, launch.gpu, launch.capability, *rest)
+                # A carriage return inside a name would end the row for some readers, an escape reaches a terminal.
+                writer.writerow([plain(cell, LONGEST) if isinstance(cell, str) else cell for cell in row])
     return out.getvalue()
 
 
@@ -110,7 +113,8 @@ def _facts(item: KernelFindings) -> Iterator[tuple[object, ...]]:
 
 def as_json(found: Sequence[ReportFindings]) -> str:
     """Everything, as `profiling.ncu.analysis.document` has it; what is no finite number is null."""
-    return json.dumps(_finite(document(found)), indent=2, ensure_ascii=False) + "\n"
+    made = json.dumps(_finite(document(found)), indent=2, ensure_ascii=False) + "\n"
+    return made.encode("utf-8", "replace").decode("utf-8")  # a path may hold what is no UTF-8
 
 
 def _finite(value: Any) -> Any:

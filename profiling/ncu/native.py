@@ -38,8 +38,9 @@ def main(report: str, output: str, what: str, part: str, parts: str) -> None:
             document["instances"].append(launch.pop("instances"))
             document["launches"].append(launch)
             document["rules"].append(_rules(ncu_report, action))
-    with open(output, "w", encoding="utf-8") as out:
-        out.write(json.dumps(document))  # json.dump would take the slow path
+    # A name that is no UTF-8 comes as lone surrogates, which nothing can be written with. (json.dump would be slow.)
+    with open(output, "w", encoding="utf-8", errors="replace") as out:
+        out.write(json.dumps(document, ensure_ascii=False))
 
 
 def _launch(reader: Any, action: Any, number: int, names: dict[str, list[Any]], instances: bool) -> dict[str, Any]:

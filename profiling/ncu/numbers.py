@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,8 +22,7 @@ NO_VALUE = frozenset("n/a na nan -nan (nan) inf -inf +inf infinity -infinity - -
 
 TEXTS = frozenset(
     "device__attribute_confidential_computing_mode device__attribute_display_name launch__cluster_scheduling_policy "
-    "launch__func_cache_config launch__kernel_name launch__tpc_enabled numa__cpu_affinity numa__dev_display_name_all "
-    "numa__id_cpu numa__id_memory nvlink__dev_display_name_all".split()
+    "launch__func_cache_config launch__kernel_name launch__tpc_enabled".split()
 )
 """Metrics whose values are texts, although "0,1" may look like a number."""
 
@@ -41,8 +40,9 @@ _WITH_POINT = re.compile(
       | [0-9]+(?:\.[0-9]+)?[eE][+-]?[0-9]+ )""",
     re.VERBOSE,
 )
+_ONLY_POINT = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})*\.(?:[0-9]{1,2}|[0-9]{4,})")
 _SWAP = str.maketrans(".,", ",.")
-_UNGROUP = str.maketrans("", "", "," + _BLANKS)
+_UNGROUP = str.maketrans("", "", _BLANKS)
 _INSTANCED = re.compile(r"(?P<total>[^(]+?)\s\((?P<values>[^()]*)\)")
 _OF_THREE = re.compile(r"(?P<start>.*)\.(?P<which>min|avg|max)(?P<end>\..*)?")
 
@@ -84,8 +84,10 @@ def has_no_value(text: str) -> bool:
     return text.strip().lower().replace(" ", "_") in NO_VALUE
 
 
-def decide(cells: Sequence[Cell], path: str, decimal: str | None = None) -> Convention:
+def decide(cells: Iterable[Cell], path: str, decimal: str | None = None) -> Convention:
     """The convention that all cells of a file were written in, or that of ``decimal`` where it is given.
+
+    ``cells`` may be gone through twice.
 
     Raises:
         UserError: cells contradict each other or ``decimal``; or all of them can be read both ways.
@@ -95,6 +97,10 @@ def decide(cells: Sequence[Cell], path: str, decimal: str | None = None) -> Conv
     proofs: dict[str, Cell] = {}
     open_cells: list[Cell] = []
     for cell in cells:
+        if _ONLY_POINT.fullmatch(cell.text):  # most cells of most files
+            if POINT not in proofs:
+                proofs[POINT] = cell
+            continue
         can = _readings(cell.text)
         if len(can) == 1:
             proofs.setdefault(can[0], cell)
@@ -118,8 +124,8 @@ def _check(proofs: dict[str, Cell], decimal: str, path: str) -> None:
     if other in proofs:
         cell = proofs[other]
         raise UserError(
-            f"{path}: line {cell.line}: {cell.metric} is {plain(cell.text, 40)!r}, which is no number with a decimal "
-            f"{decimal}: read it with --decimal {other}, or separate the files if it was joined from two"
+            f"{path}: line {cell.line}: {plain(cell.metric)} is {plain(cell.text, 40)!r}, which is no number with a "
+            f"decimal {decimal}: read it with --decimal {other}, or separate the files if it was joined from two"
         )
 
 
@@ -134,7 +140,7 @@ def _said(cell: Cell) -> str:
     return f'"{plain(cell.text, 40)}" (line {cell.line}, {plain(cell.metric, 80)})'
 
 
-def _weigh(cells: Sequence[Cell], open_cells: list[Cell], path: str) -> Convention:
+def _weigh(cells: Iterable[Cell], open_cells: list[Cell], path: str) -> Convention:
     """Decides by what the values would mean, where no cell's spelling does."""
     found: dict[str, tuple[Cell, str]] = {}
     for impossible, cell, why in (*_objections(open_cells), *_disordered(cells)):
@@ -167,7 +173,7 @@ def _objections(cells: list[Cell]) -> Iterable[tuple[str, Cell, str]]:
                 yield decimal, cell, f"is {cell.known:,.0f} by the launch's grid and block"
 
 
-def _disordered(cells: Sequence[Cell]) -> Iterable[tuple[str, Cell, str]]:
+def _disordered(cells: Iterable[Cell]) -> Iterable[tuple[str, Cell, str]]:
     """The same of metrics whose minimum, average and maximum would not be in that order."""
     threes: dict[tuple[int, str, str], dict[str, Cell]] = {}
     for cell in cells:
@@ -213,18 +219,22 @@ def _number(text: str, decimal: str) -> Number | None:
     text = text.strip()
     if text.endswith(")") and (instanced := _INSTANCED.fullmatch(text)):
         return _with_instances(instanced["total"], instanced["values"], decimal)
-    text = text.removesuffix("%").rstrip()
+    if text.endswith("%"):
+        text = text[:-1].rstrip()
     if decimal == COMMA:
         text = text.translate(_SWAP)
     if not _WITH_POINT.fullmatch(text):
         return None
-    plainly = text.translate(_UNGROUP)
-    value = float(plainly)
-    mantissa, _, exponent = plainly.lower().partition("e")
-    if not math.isfinite(value) or len(exponent) > 4:
+    text = text.replace(",", "")
+    if not text.isascii() or " " in text or "'" in text:
+        text = text.translate(_UNGROUP)
+    value = float(text)
+    if not math.isfinite(value):
         return None
-    digits = len(mantissa.partition(".")[2])
-    return Number(value, float(f"1e{int(exponent or 0) - digits}"))
+    mantissa, _, exponent = text.partition("e") if "e" in text else text.partition("E")
+    point = mantissa.find(".")
+    step = 1.0 if point < 0 else 10.0 ** (point + 1 - len(mantissa))
+    return Number(value, step * float(f"1e{exponent}") if exponent else step)
 
 
 def _with_instances(total: str, values: str, decimal: str) -> Number | None:

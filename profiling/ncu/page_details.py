@@ -158,17 +158,14 @@ class DetailsTable:
                     known = math.prod(launch.grid) * math.prod(launch.block)
                 yield Cell(entry.text, entry.line, entry.name, entry.unit, entry.part, known)
 
-    def parts(self, convention: Convention, notes: list[str]) -> list[Part]:
+    def parts(self, convention: Convention) -> list[Part]:
         """A part per launch."""
-        parts = [replace(found, metrics={}, rules=[], instances={}) for found in self.empty]
+        parts = [replace(found, metrics={}, steps={}, rules=[], instances={}) for found in self.empty]
         for entry in self.entries:
             cell = Cell(entry.text, entry.line, entry.name, entry.unit)
-            measured, spread = measure(cell, convention, self.path)
+            measured = measure(cell, convention, self.path)
             metric = replace(measured.metric, label=entry.label, section=entry.section)
-            owner = parts[entry.part]
-            owner.metrics[entry.name] = measured._replace(metric=metric)
-            if spread:
-                owner.instances[entry.name] = spread
+            parts[entry.part].add(measured._replace(metric=metric))
         for number, rule in self.rules:
             parts[number].rules.append(rule)
         for found in parts:

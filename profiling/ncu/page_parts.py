@@ -9,29 +9,42 @@ from typing import NamedTuple, Protocol
 
 from profiling.errors import UserError
 from profiling.ncu.numbers import TEXTS, Cell, Convention, has_no_value
-from profiling.ncu.report import MISSING, NOT_AVAILABLE, OK, KernelLaunch, Metric, Rule
+from profiling.ncu.report import MISSING, NOT_AVAILABLE, KernelLaunch, Metric, Rule
 from profiling.ncu.units import to_base
 from profiling.text import plain
 
 
 class Measured(NamedTuple):
-    """A metric and the size of the last digit that was printed of it, both in its base unit."""
+    """A metric, the size of the last digit printed of it, in its base unit, and its instances' (ids, values)."""
 
     metric: Metric
     step: float = 0.0
+    instances: tuple[list[float], list[float]] | None = None
 
 
 @dataclass
 class Part:
-    """One launch as one table has it. Parts with the same `key` may be one launch."""
+    """One launch as one table has it. Parts with the same `key` may be one launch.
+
+    `steps` has the size of the last digit printed of each metric.
+    """
 
     key: tuple[object, ...]
     launch: KernelLaunch
     line: int
     form: str
-    metrics: dict[str, Measured] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
     rules: list[Rule] = field(default_factory=list)
     instances: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
+
+    def add(self, measured: Measured) -> None:
+        """Takes a metric in."""
+        name = measured.metric.name
+        self.metrics[name] = measured.metric
+        self.steps[name] = measured.step
+        if measured.instances:
+            self.instances[name] = measured.instances
 
 
 class Reader(Protocol):
@@ -39,37 +52,33 @@ class Reader(Protocol):
 
     def cells(self) -> Iterator[Cell]: ...
 
-    def parts(self, convention: Convention, notes: list[str]) -> list[Part]: ...
+    def parts(self, convention: Convention) -> list[Part]: ...
 
 
-def measure(cell: Cell, convention: Convention, path: str) -> tuple[Measured, tuple[list[float], list[float]] | None]:
-    """The metric in a cell, and its instances' (ids, values) where they are printed too.
+def measure(cell: Cell, convention: Convention, path: str) -> Measured:
+    """The metric in a cell.
 
     Raises:
         UserError: the cell has a unit and is no number.
     """
     text = cell.text.strip()
-    unit = to_base(1.0, cell.unit)[1]
-    if not text:
-        return Measured(Metric(cell.metric, unit=unit, state=MISSING)), None
-    if has_no_value(text):
-        return Measured(Metric(cell.metric, unit=unit, state=NOT_AVAILABLE)), None
-    number = None if cell.metric in TEXTS else convention.read(text)
-    if number is None:
-        if cell.unit and cell.metric not in TEXTS:
-            raise UserError(
-                f"{path}: line {cell.line}: {plain(cell.metric)} is {plain(text, 40)!r}, which is no number although "
-                f"its unit is {plain(cell.unit, 40)}: correct the cell, or export the page again"
-            )
-        return Measured(Metric(cell.metric, text=text, unit=unit)), None
-    value, unit = to_base(number.value, cell.unit)
-    step = abs(to_base(number.step, cell.unit)[0])
-    if not unit and text.endswith("%"):
-        unit = "%"
-    metric = Metric(cell.metric, value, unit=unit, state=OK, instances=len(number.instances))
-    factor = to_base(1.0, cell.unit)[0]
-    spread = (list(number.ids), [value * factor for value in number.instances]) if number.instances else None
-    return Measured(metric, step), spread
+    factor, unit = to_base(1.0, cell.unit)
+    is_text = cell.metric in TEXTS
+    number = None if is_text else convention.read(text)
+    if number:
+        if not unit and text.endswith("%"):
+            unit = "%"
+        metric = Metric(cell.metric, number.value * factor, unit=unit, instances=len(number.instances))
+        spread = (list(number.ids), [value * factor for value in number.instances]) if number.instances else None
+        return Measured(metric, number.step * factor, spread)
+    if not text or has_no_value(text):
+        return Measured(Metric(cell.metric, unit=unit, state=NOT_AVAILABLE if text else MISSING))
+    if cell.unit and not is_text:
+        raise UserError(
+            f"{path}: line {cell.line}: {plain(cell.metric)} is {plain(text, 40)!r}, which is no number although its "
+            f"unit is {plain(cell.unit, 40)}: correct the cell, or export the page again"
+        )
+    return Measured(Metric(cell.metric, text=text, unit=unit))
 
 
 def part(fields: Mapping[str, str], line: int, form: str, path: str) -> Part:
@@ -96,18 +105,18 @@ def part(fields: Mapping[str, str], line: int, form: str, path: str) -> Part:
     return Part((launch.id, launch.process, launch.kernel, launch.grid, launch.block, *where), launch, line, form)
 
 
-def with_metrics(launch: KernelLaunch, metrics: Mapping[str, Measured]) -> KernelLaunch:
+def with_metrics(launch: KernelLaunch, metrics: Mapping[str, Metric]) -> KernelLaunch:
     """The launch with what its own metrics say of the GPU, the cluster, and a grid and block that no column gave."""
 
     def shape(what: str) -> tuple[int, ...]:
-        values = [metrics[name].metric.value for axis in "xyz" if (name := f"launch__{what}_dim_{axis}") in metrics]
+        values = [metrics[name].value for axis in "xyz" if (name := f"launch__{what}_dim_{axis}") in metrics]
         return tuple(int(v) for v in values) if len(values) == 3 and all(1 <= v < 2**63 for v in values) else ()
 
     cluster = shape("cluster")
     name = metrics.get("device__attribute_display_name")
     return replace(
         launch,
-        gpu=name.metric.text if name else launch.gpu,
+        gpu=name.text if name else launch.gpu,
         grid=launch.grid or shape("grid"),
         block=launch.block or shape("block"),
         cluster=cluster if any(size > 1 for size in cluster) else launch.cluster,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from profiling.errors import UserError
 from profiling.ncu.numbers import TEXTS, Cell, Convention
-from profiling.ncu.page_parts import Measured, Part, measure, part, with_metrics
+from profiling.ncu.page_parts import Part, measure, part, with_metrics
 from profiling.ncu.page_text import HOW, Row, Table
 from profiling.text import count, plain
 
@@ -59,29 +59,20 @@ class RawTable:
                     size = math.prod(sizes[what] for what in _KNOWN[name])
                     yield Cell(fields[index], line, name, self.units[index], line, size)
 
-    def parts(self, convention: Convention, notes: list[str]) -> list[Part]:
+    def parts(self, convention: Convention) -> list[Part]:
         """A part per row."""
-        seen: dict[tuple[int, str], tuple[Measured, tuple[list[float], list[float]] | None]] = {}
+        columns = [(index, self.header[index], self.units[index]) for index in self.columns]
         parts = []
         for row in self.rows:
             found = self._part(row)
-            metrics = found.metrics
-            for index in self.columns:
-                text = row.fields[index]
-                read = seen.get((index, text))
-                if read is None:
-                    cell = Cell(text, row.line, self.header[index], self.units[index])
-                    read = seen[index, text] = measure(cell, convention, self.path)
-                measured, spread = read
-                name = measured.metric.name
-                if name in metrics and metrics[name] != measured:
+            for index, name, unit in columns:
+                measured = measure(Cell(row.fields[index], row.line, name, unit), convention, self.path)
+                if name in found.metrics and found.metrics[name] != measured.metric:
                     raise UserError(
                         f"{self.path}: line {row.line}: two columns are named {plain(name)} and differ; {HOW}"
                     )
-                metrics[name] = measured
-                if spread:
-                    found.instances[name] = spread
-            found.launch = with_metrics(found.launch, metrics)
+                found.add(measured)
+            found.launch = with_metrics(found.launch, found.metrics)
             parts.append(found)
         return parts
 

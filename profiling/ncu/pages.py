@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from profiling.errors import UserError
 from profiling.ncu import page_details, page_raw
-from profiling.ncu.numbers import decide
+from profiling.ncu.numbers import Cell, decide
 from profiling.ncu.page_details import DetailsTable
-from profiling.ncu.page_parts import Measured, Part, Reader
+from profiling.ncu.page_parts import Part, Reader
 from profiling.ncu.page_raw import RawTable
 from profiling.ncu.page_text import HOW, Table, read_page
 from profiling.ncu.report import MISSING, OK, Metric, Report
@@ -34,10 +35,10 @@ def read_pages(path: Path, *, decimal: str | None = None) -> Report:
     """
     page = read_page(path)
     readers = [_reader(table, page.path, page.notes) for table in page.tables]
-    convention = decide([cell for reader in readers for cell in reader.cells()], page.path, decimal)
+    convention = decide(_Cells(readers), page.path, decimal)
     if convention.note:
         page.notes.append(convention.note)
-    launches = _joined([part for reader in readers for part in reader.parts(convention, page.notes)], page.notes)
+    launches = _joined([part for reader in readers for part in reader.parts(convention)], page.notes)
     if not launches:
         line = page.tables[0].line
         raise UserError(f"{page.path}: line {line}: a header and no row under it: nothing was profiled, or it was cut")
@@ -52,6 +53,16 @@ def read_pages(path: Path, *, decimal: str | None = None) -> Report:
         notes=tuple(dict.fromkeys(page.notes)),
         instances={(i, name): spread for i, launch in enumerate(launches) for name, spread in launch.instances.items()},
     )
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """All cells of a file, made anew whenever they are gone through: they may be many."""
+
+    readers: Sequence[Reader]
+
+    def __iter__(self) -> Iterator[Cell]:
+        return chain.from_iterable(reader.cells() for reader in self.readers)
 
 
 def _reader(table: Table, path: str, notes: list[str]) -> Reader:
@@ -76,7 +87,7 @@ def _joined(parts: Sequence[Part], notes: list[str]) -> list[Part]:
     seen = _Seen()
     for part in parts:
         same = by_key.setdefault(part.key, [])
-        home = next((launch for launch in same[-_CANDIDATES:] if _agree(launch.metrics, part.metrics)), None)
+        home = next((launch for launch in same[-_CANDIDATES:] if _agree(launch, part)), None)
         if home is None:
             seen.clashed += bool(same)
             same.append(part)
@@ -94,39 +105,40 @@ def _joined(parts: Sequence[Part], notes: list[str]) -> list[Part]:
     return launches
 
 
-def _agree(known: dict[str, Measured], other: dict[str, Measured]) -> bool:
+def _agree(known: Part, other: Part) -> bool:
     """Whether no metric that both have differs by more than what was printed of it."""
-    for name, (metric, step) in other.items():
-        if name not in known:
-            continue
-        mine = known[name]
-        if mine.metric is metric or OK not in (metric.state, mine.metric.state):
-            continue
-        if metric.state != mine.metric.state:
-            if MISSING in (metric.state, mine.metric.state):
-                continue
-            return False
-        if metric.text != mine.metric.text or (metric.unit != mine.metric.unit and metric.unit and mine.metric.unit):
-            return False
-        slack = 0.51 * (step + mine.step) + 1e-9 * abs(metric.value)
-        if not metric.text and abs(metric.value - mine.metric.value) > slack:
-            return False
-    return True
+    return all(
+        _same(known.metrics[name], metric, known.steps[name], other.steps[name])
+        for name, metric in other.metrics.items()
+        if name in known.metrics
+    )
+
+
+def _same(one: Metric, other: Metric, step: float, other_step: float) -> bool:
+    if one.state != other.state:
+        return MISSING in (one.state, other.state)
+    if one.text != other.text or (one.unit != other.unit and one.unit and other.unit):
+        return False
+    if one.text or one.state != OK:
+        return True
+    # What is printed with the same digits is one value only where they are equal.
+    slack = 0.0 if step == other_step else 0.51 * (step + other_step) + 1e-9 * abs(one.value)
+    return abs(one.value - other.value) <= slack
 
 
 def _add(home: Part, part: Part) -> None:
     """Adds what a further part knows of a launch: what it has alone, and the more exact one of two values."""
-    for name, measured in part.metrics.items():
+    for name, metric in part.metrics.items():
         mine = home.metrics.get(name)
-        if mine is None or mine.metric.state != OK:
-            better = measured
+        if mine is None:
+            home.metrics[name], home.steps[name] = metric, part.steps[name]
+            continue
+        if metric.state == OK and (mine.state != OK or part.steps[name] < home.steps[name]):
+            better, home.steps[name] = metric, part.steps[name]
         else:
-            better = measured if measured.metric.state == OK and measured.step < mine.step else mine
-        if mine is not None and mine.metric is not measured.metric:
-            label = mine.metric.label or measured.metric.label
-            section = mine.metric.section or measured.metric.section
-            better = better._replace(metric=replace(better.metric, label=label, section=section))
-        home.metrics[name] = better
+            better = mine
+        label, section = mine.label or metric.label, mine.section or metric.section
+        home.metrics[name] = replace(better, label=label, section=section)
     home.rules.extend(rule for rule in part.rules if rule not in home.rules)
     home.instances = {**part.instances, **home.instances}
     home.form = home.form if part.form in home.form else f"{home.form}, {part.form}"
@@ -140,11 +152,13 @@ def _add(home: Part, part: Part) -> None:
     )
 
 
-def _without_gaps(launches: Sequence[dict[str, Measured]]) -> list[dict[str, Metric]]:
+def _without_gaps(launches: Sequence[dict[str, Metric]]) -> list[dict[str, Metric]]:
     """The metrics of each launch without those it has no value of while another launch does."""
-    empty = {name for launch in launches for name, (metric, _) in launch.items() if metric.state == MISSING}
-    filled = {name for launch in launches for name in empty if name in launch and launch[name].metric.state != MISSING}
+    empty = {name for launch in launches for name, metric in launch.items() if metric.state == MISSING}
+    filled = {name for launch in launches for name in empty if name in launch and launch[name].state != MISSING}
+    if not filled:
+        return list(launches)
     return [
-        {name: metric for name, (metric, _) in launch.items() if not (metric.state == MISSING and name in filled)}
+        {name: metric for name, metric in launch.items() if metric.state != MISSING or name not in filled}
         for launch in launches
     ]

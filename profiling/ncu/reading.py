@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +10,12 @@ import pandas as pd
 
 from profiling.errors import UserError
 from profiling.ncu.container import MAGIC
-from profiling.ncu.metrics import FACTS, number
-from profiling.ncu.report import Report
+from profiling.ncu.metrics import ELAPSED, FACTS, number
+from profiling.ncu.report import OK, Report
 
 SUFFIXES = (".ncu-rep", ".ncu-repz", ".csv", ".txt", ".log", ".tsv")
-_SAME = 1e-3  # a page prints a duration with at least this many digits
+BINARY = (".ncu-rep", ".ncu-repz")
+_SAME = 0.006  # a page prints a duration with two decimals: 1.00 ms may be 1.005 ms
 
 
 def load(path: str | Path, *, decimal: str | None = None) -> pd.DataFrame:
@@ -54,10 +55,37 @@ def read(path: str | Path, *, decimal: str | None = None, instances: bool = Fals
         UserError: no such file, or it is empty, damaged, cut short or no report; `ncu-report` is not installed.
     """
     path = Path(path)
+    _check(decimal)
+    try:
+        start = _start(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; expected a .ncu-rep or what `ncu --csv` prints") from None
+    if start == MAGIC:
+        from profiling.ncu.binary import read_binary
+
+        return read_binary(path, instances=instances)
+    from profiling.ncu.pages import read_pages
+
+    try:
+        return read_pages(path, decimal=decimal)
+    except UserError as error:
+        if path.suffix not in BINARY:
+            raise
+        said = str(error).removeprefix(f"{path}: ")
+        raise UserError(
+            f"{path}: is no Nsight Compute report (it starts with {start!r}, not with 'NVR'), nor a page of one: {said}"
+        ) from None
+
+
+def _check(decimal: str | None) -> None:
     if decimal not in (None, "point", "comma"):
         raise UserError(f"--decimal: expected point or comma, got {decimal!r}")
+
+
+def _start(path: Path) -> bytes:
+    """The first bytes of a file that is one."""
     if path.is_dir():
-        raise UserError(f"{path}: is a folder; give one of its files, or read it with read_all")
+        raise UserError(f"{path}: is a folder; give one of the reports in it")
     if not path.is_file():
         known = "is no regular file" if path.exists() else "there is no such file"
         raise UserError(f"{path}: {known}; expected a .ncu-rep or what `ncu --csv` prints")
@@ -65,13 +93,7 @@ def read(path: str | Path, *, decimal: str | None = None, instances: bool = Fals
         start = file.read(len(MAGIC))
     if not start:
         raise UserError(f"{path}: is empty; did ncu run to its end?")
-    if start == MAGIC or path.suffix in (".ncu-rep", ".ncu-repz"):
-        from profiling.ncu.binary import read_binary
-
-        return read_binary(path, instances=instances)
-    from profiling.ncu.pages import read_pages
-
-    return read_pages(path, decimal=decimal)
+    return start
 
 
 def read_all(paths: Iterable[Path], *, decimal: str | None = None) -> list[Report]:
@@ -81,6 +103,7 @@ def read_all(paths: Iterable[Path], *, decimal: str | None = None) -> list[Repor
         UserError: as `read`; a folder without a report. In a folder, what is no report is named in the notes of the
             first report instead.
     """
+    _check(decimal)
     found: list[Report] = []
     for path in paths:
         found += _folder(path, decimal) if path.is_dir() else [read(path, decimal=decimal)]
@@ -88,39 +111,52 @@ def read_all(paths: Iterable[Path], *, decimal: str | None = None) -> list[Repor
 
 
 def _folder(folder: Path, decimal: str | None) -> list[Report]:
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name.endswith(SUFFIXES))
-    files.sort(key=lambda path: path.suffix != ".ncu-rep")
-    reports: list[Report] = []
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file() and path.name.endswith(SUFFIXES))
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror or error}; expected a folder of Nsight Compute reports") from None
+    found: list[Report] = []
     notes: list[str] = []
     for path in files:
         try:
-            report = read(path, decimal=decimal)
+            found.append(read(path, decimal=decimal))
         except UserError as error:
             notes.append(f"left out: {error}")
-            continue
+    reports: list[Report] = []
+    for report in sorted(found, key=lambda report: (report.form != "ncu-rep", -_size(report))):  # the fullest first
         twin = next((other for other in reports if _same(report, other)), None)
         if twin is None:
             reports.append(report)
         else:
-            notes.append(f"left out: {path} holds the launches of {twin.path} in another form")
+            notes.append(f"left out: {report.path} holds the launches of {twin.path} in another form")
     if not reports:
         why = notes[0] if notes else f"it has no file that ends in {', '.join(SUFFIXES)}"
         raise UserError(f"{folder}: holds no Nsight Compute report ({why})")
-    reports[0] = replace(reports[0], notes=(*reports[0].notes, *notes))
-    return sorted(reports, key=lambda report: report.path)
+    reports.sort(key=lambda report: report.path)
+    return [replace(reports[0], notes=(*reports[0].notes, *notes)), *reports[1:]]
+
+
+def _size(report: Report) -> int:
+    return sum(map(len, report.metrics))
 
 
 def _same(one: Report, other: Report) -> bool:
-    """Whether two reports hold the same launches: kernels, shapes and durations agree one by one."""
+    """Whether two reports hold the same launches: shapes, durations and the cycles that both count agree one by one.
+
+    Two measurements of one launch may well take equally long; hardly ever do they take as many cycles.
+    """
     if len(one.launches) != len(other.launches):
         return False
-    pairs = zip(_prints(one), _prints(other), strict=True)
-    return all(a[:2] == b[:2] and a[2] > 0 and abs(a[2] - b[2]) <= _SAME * b[2] for a, b in pairs)
-
-
-def _prints(report: Report) -> Sequence[tuple[object, object, float]]:
-    durations = [number(metrics, "duration") for metrics in report.metrics]
-    return [
-        (launch.grid, launch.block, found.value if found else 0.0)
-        for launch, found in zip(report.launches, durations, strict=True)
-    ]
+    slack = 0.0 if one.form == other.form else _SAME
+    for a, b, here, there in zip(one.launches, other.launches, one.metrics, other.metrics, strict=True):
+        took, before = number(here, "duration"), number(there, "duration")
+        if (a.grid, a.block) != (b.grid, b.block) or took is None or before is None or before.value <= 0:
+            return False
+        if abs(took.value - before.value) > slack * before.value:
+            return False
+        counted = [name for name in ELAPSED if name in here and name in there]
+        if any(
+            here[name].state == there[name].state == OK and here[name].value != there[name].value for name in counted
+        ):
+            return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def stalls(metrics: Mapping[str, Metric]) -> tuple[Stall, ...]:
         found: dict[str, tuple[float, str]] = {}
         for name, metric in metrics.items():
             match = family.fullmatch(name)
-            if match and metric.value == metric.value and "not_issued" not in name:
+            if match and 0 <= metric.value < math.inf and "not_issued" not in name:
                 reason = _SAME.get(match[1], match[1])
                 found.setdefault(reason, (metric.value, name))
         total = sum(value for value, _ in found.values())

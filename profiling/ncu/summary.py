@@ -78,7 +78,7 @@ def select(report: Report, kernel: str | None = None, nvtx: str | None = None) -
     """
     try:
         pattern = re.compile(kernel or "")
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UserError(f"--kernel {kernel!r} is not a regular expression ({error}); escape brackets with \\") from None
     if not report.launches:
         raise UserError(f"{report.path}: holds no profiled kernel; did ncu's filter match anything?")

@@ -120,13 +120,13 @@ def _imbalance(kernel: KernelSummary) -> Iterator[Verdict]:
             + (f", the least busy for {significant(least)} %" if least == least else "")
             + "; a schedule that spreads the work evenly saves up to that difference",
             tuple(fact for fact in ("imbalance", "least_busy") if fact in kernel.numbers),
-            lost / 100.0,
+            min(1.0, lost / 100.0),
         )
 
 
 def _busy(kernel: KernelSummary) -> Iterator[Verdict]:
     """Units at their limit while SMs are active; the busiest first. A unit near its limit counts if none is at it."""
-    active = 1 - kernel.get("imbalance") / 100 if kernel.get("imbalance") > 0 else 1.0
+    active = 1 - kernel.get("imbalance") / 100 if 0 < kernel.get("imbalance") < 100 else 1.0
     tensor = kernel.get("tensor_active") if "tensor_active" in kernel.numbers else kernel.get("tensor") / active
     pipe = busiest_pipe(kernel)
     units = [
@@ -143,6 +143,11 @@ def _busy(kernel: KernelSummary) -> Iterator[Verdict]:
         ("pipe-bound", f"pipe-bound ({pipe})", f"the {pipe} pipe", kernel.get("busiest_pipe"), "busiest_pipe"),
         ("issue-starved", "issue-starved", "instruction issue", kernel.get("issue"), "issue"),
     ]
+    memory, named = kernel.get("memory_throughput"), [unit[3] for unit in units if unit[0] == "memory-bound"]
+    level = BUSY if memory >= BUSY else NEAR
+    if memory >= level and not any(value >= level for value in named):
+        whole = "the memory system's busiest unit, which this report does not name,"
+        units.append(("memory-bound", "memory-bound", whole, memory, "memory_throughput"))
     known = sorted((unit for unit in units if unit[3] == unit[3]), key=lambda unit: -unit[3])
     if max(kernel.get("sm_throughput"), NEAR) > max([unit[3] for unit in known], default=0.0):
         whole = "the SMs' busiest unit, which this report does not name,"
@@ -160,6 +165,7 @@ def _latency(kernel: KernelSummary) -> Iterator[Verdict]:
     if not known:
         return
     most = max(known, key=lambda fact: known[fact])
+    gain = min(1.0, max(0.0, 1 - known[most] / 100.0))
     room = f"no unit is busy for more than {significant(known[most])} % of what it can do"
     top = kernel.stalls[:TOP_STALLS]
     few = kernel.get("occupancy_theoretical")
@@ -177,7 +183,7 @@ def _latency(kernel: KernelSummary) -> Iterator[Verdict]:
             f"latency-bound ({first.reason})",
             f"{room}, and warps wait, of all their time: {reasons}{warps}. {first.reason}{means}",
             (most, *(stall.source for stall in top)),
-            1 - known[most] / 100.0,
+            gain,
         )
     else:
         yield Verdict(
@@ -185,7 +191,7 @@ def _latency(kernel: KernelSummary) -> Iterator[Verdict]:
             "latency-bound (stalls not collected)",
             f"{room}{warps}; the report has no stall reasons: collect WarpStateStats, or --set full",
             (most,),
-            1 - known[most] / 100.0,
+            gain,
         )
 
 

@@ -39,12 +39,33 @@ class BackwardConfig:
     reduce: str = "atomic"
 
 
-def config_hash(config: ForwardConfig | BackwardConfig) -> str:
+@dataclass(frozen=True)
+class HopperForwardConfig:
+    """The warp-specialised forward of sm_90: a tile of ``block_q`` rows, half of it a warpgroup's.
+
+    ``block_kv`` keys a step; ``tail`` is the most keys that a product of its own size does at a sequence's end (0:
+    none). ``stages`` is the depth of the K/V ring, ``registers`` a compute thread's. ``pingpong``: the warpgroups take
+    turns at the tensor cores. ``skip_rescale``: the output is rescaled only when a row's maximum has grown by more than
+    2 to that power (0: in every step).
+    """
+
+    block_q: int = 128
+    block_kv: int = 128
+    tail: int = 64
+    stages: int = 2
+    registers: int = 240
+    pingpong: bool = True
+    skip_rescale: float = 8.0
+    # Triton asks ptxas for another register allocator, which spills here; the last option given wins.
+    ptx_options: str = "--regAllocOptLevel=5"
+
+
+def config_hash(config: ForwardConfig | BackwardConfig | HopperForwardConfig) -> str:
     """Twelve hex digits that tell two configurations apart."""
     return hashlib.sha256(json.dumps(describe(config), sort_keys=True).encode()).hexdigest()[:12]
 
 
-def describe(config: ForwardConfig | BackwardConfig) -> dict[str, Any]:
+def describe(config: ForwardConfig | BackwardConfig | HopperForwardConfig) -> dict[str, Any]:
     """The configuration as plain JSON."""
     return {"kind": type(config).__name__, **asdict(config)}
 

@@ -24,6 +24,10 @@ _DEAL = {
 }
 
 
+CHUNK_BITS = 20
+"""Where an item's block of rows ends and the number of its part begins, in a table whose long sequences are cut."""
+
+
 def deal(schedule: str) -> int:
     """How CTAs take tiles under ``schedule``: the kernels' ``DEAL`` constant."""
     return _DEAL[schedule]
@@ -64,6 +68,7 @@ class Items:
 
     pairs: Tensor
     counts: Tensor
+    split: int = 0
 
     @property
     def max_items(self) -> int:

@@ -7,10 +7,11 @@ the first that a launch has a value for is taken and named beside the number. Na
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from profiling.ncu.report import OK, Metric
+from profiling.ncu.report import NOT_AVAILABLE, NOT_COLLECTED, OK, Metric
 
 MEASURED, DERIVED = "measured", "derived"
 
@@ -144,15 +145,16 @@ def number(metrics: Mapping[str, Metric], fact: str) -> Number | None:
     """The fact's number from the first of its metrics that has a value here; None where none has."""
     for name in FACTS[fact].names:
         metric = metrics.get(name)
-        if metric is not None and metric.state == OK and metric.value == metric.value:
+        if metric is not None and metric.state == OK and math.isfinite(metric.value):
             return Number(metric.value, metric.unit, MEASURED, name)
     return None
 
 
 def why_absent(metrics: Mapping[str, Metric], fact: str) -> str:
     """Why the fact has no number: "n/a" where ncu wrote that, else "not collected"."""
+    # A state of "ok" is a text here, or infinite: no number either.
     states = [metrics[name].state for name in FACTS[fact].names if name in metrics]
-    return states[0] if states else "not collected"
+    return next((state for state in states if state != OK), NOT_AVAILABLE) if states else NOT_COLLECTED
 
 
 def tensor_operations(metrics: Mapping[str, Metric]) -> Number | None:
@@ -168,7 +170,7 @@ def tensor_operations(metrics: Mapping[str, Metric]) -> Number | None:
 def _operation_counters(metrics: Mapping[str, Metric]) -> Iterator[Metric]:
     """The counters by instruction and type; the sums over instructions, which ncu has too, would count twice."""
     for name, metric in metrics.items():
-        if name.startswith(TENSOR_OPS) and name.endswith(".sum") and metric.value == metric.value:
+        if name.startswith(TENSOR_OPS) and name.endswith(".sum") and math.isfinite(metric.value):
             rest = name.removeprefix(TENSOR_OPS)
             if rest.startswith(TENSOR_OP_KINDS):
                 yield metric

@@ -71,7 +71,7 @@ def stalls(metrics: Mapping[str, Metric]) -> tuple[Stall, ...]:
         if total > 0:
             ranked = sorted(found.items(), key=lambda item: -item[1][0])
             return tuple(
-                Stall(reason, 100.0 * value / total, name)
+                Stall(reason, 100.0 * (value / total), name)
                 for reason, (value, name) in ranked
                 if reason not in WORKING and value > 0
             )

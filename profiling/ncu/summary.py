@@ -171,7 +171,7 @@ def _derived(numbers: Mapping[str, Number], metrics: Mapping[str, Metric]) -> di
         add("imbalance", 100.0 * (1 - mean / most), "%", "cycles_active_avg", "cycles_active_max")
         add("least_busy", 100.0 * least / most, "%", "cycles_active_min", "cycles_active_max")
     pipe = max(
-        ((m.value, pipe, name) for pipe, name in PIPES.items() if (m := metrics.get(name)) and m.value == m.value),
+        ((m.value, pipe, name) for pipe, name in PIPES.items() if (m := metrics.get(name)) and math.isfinite(m.value)),
         default=None,
     )
     if pipe:
@@ -215,7 +215,7 @@ def _noise(durations: Sequence[float], metrics: Mapping[str, Metric]) -> tuple[f
         low, middle, high = np.percentile(known, [25, 50, 75])
         found, source = float((high - low) / middle) if middle else 0.0, f"quartiles of {len(known)} launches"
     else:
-        cycles = [metrics[name].value for name in ELAPSED if name in metrics and metrics[name].value > 0]
+        cycles = [metrics[name].value for name in ELAPSED if name in metrics and 0 < metrics[name].value < math.inf]
         found = max(cycles) / min(cycles) - 1 if len(cycles) > 1 else 0.0
         source = "elapsed cycles in different passes" if len(cycles) > 1 else "a least value"
     return (found, source) if found > LEAST_NOISE else (LEAST_NOISE, f"a least value ({source}: {found:.1%})")

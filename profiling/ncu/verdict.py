@@ -127,10 +127,11 @@ def _imbalance(kernel: KernelSummary) -> Iterator[Verdict]:
 def _busy(kernel: KernelSummary) -> Iterator[Verdict]:
     """Units at their limit while SMs are active; the busiest first. A unit near its limit counts if none is at it."""
     active = 1 - kernel.get("imbalance") / 100 if 0 < kernel.get("imbalance") < 100 else 1.0
-    tensor = kernel.get("tensor_active") if "tensor_active" in kernel.numbers else kernel.get("tensor") / active
+    rests = "tensor_active" if "tensor_active" in kernel.numbers else "tensor"
+    tensor = kernel.get(rests) / (active if rests == "tensor" else 1.0)
     pipe = busiest_pipe(kernel)
     units = [
-        ("tensor-bound", "tensor-bound", "the tensor pipe", tensor if kernel.has_tensor_work else math.nan, "tensor"),
+        ("tensor-bound", "tensor-bound", "the tensor pipe", tensor if kernel.has_tensor_work else math.nan, rests),
         ("memory-bound", "memory-bound (DRAM)", "DRAM", kernel.get("dram_throughput"), "dram_throughput"),
         ("memory-bound", "memory-bound (L2)", "the L2 cache", kernel.get("l2_throughput"), "l2_throughput"),
         (

@@ -66,6 +66,19 @@ def descriptor(rows: Tensor, block: int) -> TensorDescriptor:
     return TensorDescriptor(rows, [tokens, heads * dim], [rows.stride(0), 1], [block, dim])
 
 
+def ragged_descriptor(rows: Tensor, block: int) -> TensorDescriptor:
+    """Descriptor of (T, H·D) rows in blocks [1, 1, block, D], of which a kernel sees one sequence at a time.
+
+    Rows behind the sequence's last are out of bounds: loads give zeros, stores do nothing. The extent of the rows is
+    2³⁰, and the two leading dimensions shift the origin so that a sequence *ends* there; the shift relies on addresses
+    wrapping around at 2⁶⁴: 2³⁰ · (2³⁴ − stride) elements are −2³⁰ · stride. As in ``triton.tools.ragged_tma``.
+    """
+    tokens, heads, dim = rows.shape
+    stride = rows.stride(0)
+    shape = [0x7FFF0000, 0x7FFF0000, 1 << 30, heads * dim]
+    return TensorDescriptor(rows, shape, [(1 << 34) - stride, stride, stride, 1], [1, 1, block, dim])
+
+
 @lru_cache
 def sm_count(device: torch.device) -> int:
     """Multiprocessors of a CUDA device; 4 in the interpreter, so that schedules deal to several CTAs there too."""

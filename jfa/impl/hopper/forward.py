@@ -1,0 +1,523 @@
+"""Forward kernel for sm_90: one role loads, two compute; a tile is a block of queries of one (batch, head).
+
+Roles of a CTA: ``load`` (the default warps) walks over the tile table, fetches the next tile while the current one is
+loaded, and brings Q, K and V in by TMA; two ``mma`` warpgroups own half of the tile's rows each, hold scores, weights
+and output in registers, and take turns at the tensor cores, so that one's softmax runs under the other's products.
+
+K and V pass through a ring of ``STAGES`` buffers. Blocks come in the order: a short rest of at most ``TAIL`` keys with
+a product of its own size, the last (maybe partial) block, then the full ones from the first on; so the loop itself
+needs no mask. Ragged descriptors give zeros behind a sequence's last row and never write there.
+
+A sequence longer than ``split`` keys is cut: its parts are tiles of their own, which write float32 partial results;
+``merge`` joins them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+from torch import Tensor
+
+from jfa import instrument, schedule
+from jfa.config import HopperForwardConfig
+from jfa.impl.hopper import primitives as hopper
+from jfa.impl.triton import launch, primitives
+from jfa.validation import Problem
+
+_LN2 = tl.constexpr(0.6931471805599453)
+_SLOTS = tl.constexpr(4)
+_CHUNK_BITS = tl.constexpr(schedule.CHUNK_BITS)
+_DEAL_ON_DEMAND = tl.constexpr(schedule.DEAL_ON_DEMAND)
+
+
+@triton.jit
+def _blocks_of(low, high, BLOCK: tl.constexpr, TAIL: tl.constexpr):
+    """(keys of the short rest, blocks) of columns ``low`` … ``high``: the rest, at most TAIL, is no block."""
+    columns = high - low
+    rest = columns % BLOCK
+    short = tl.where(rest <= TAIL, rest, 0)
+    return short, (columns - short + BLOCK - 1) // BLOCK
+
+
+@triton.jit
+def _softmax(scores, row_max, row_sum, score_scale, GUARD: tl.constexpr):
+    """(weights, factor for what was summed before, new maximum, new sum); scores become log2 units by the scale."""
+    new_max = tl.maximum(row_max, tl.max(scores, 1) * score_scale)
+    base = new_max
+    if GUARD:  # a row that has seen nothing keeps −inf; subtracting it from itself would be NaN
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+    p = tl.exp2(scores * score_scale - base[:, None])
+    rescale = tl.exp2(row_max - base)
+    return p, rescale, new_max, row_sum * rescale + tl.sum(p, 1)
+
+
+@triton.jit(
+    do_not_specialize=["batch_count", "q_uniform", "total_q", "q_stride", "split", "before", "after"],
+    do_not_specialize_on_alignment=["counter"],
+)
+def jfa_forward_hopper(
+    q_desc,
+    k_desc,
+    v_desc,
+    k_tail_desc,
+    v_tail_desc,
+    o_desc,
+    out,
+    lse,
+    partial_out,
+    partial_lse,
+    q_offsets,
+    kv_offsets,
+    pairs,
+    counts,
+    counter,
+    batch_count,
+    heads,
+    group,
+    q_uniform,
+    total_q,
+    q_stride,
+    split,
+    before,
+    after,
+    score_scale,
+    BROADCAST_Q: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    HAS_AFTER: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    TAIL: tl.constexpr,
+    DIM: tl.constexpr,
+    STAGES: tl.constexpr,
+    REGISTERS: tl.constexpr,
+    SKIP_RESCALE: tl.constexpr,
+    PINGPONG: tl.constexpr,
+    DEAL: tl.constexpr,
+):
+    HALF: tl.constexpr = BLOCK_Q // 2
+    MASKED: tl.constexpr = HAS_BEFORE or HAS_AFTER
+    ELEMENT: tl.constexpr = tlx.size_of(tlx.dtype_of(k_desc))
+    dtype = tlx.dtype_of(k_desc)
+
+    q_tiles = tlx.local_alloc((HALF, DIM), dtype, 4)
+    k_tiles = tlx.local_alloc((BLOCK_KV, DIM), dtype, STAGES)
+    v_tiles = tlx.local_alloc((BLOCK_KV, DIM), dtype, STAGES)
+    o_tiles = tlx.local_alloc((1, 1, HALF, DIM), dtype, 2)
+    q_full = tlx.alloc_barriers(num_barriers=2, arrive_count=1)
+    q_empty = tlx.alloc_barriers(num_barriers=2, arrive_count=2)
+    k_full = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=1)
+    k_empty = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=2)
+    v_full = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=1)
+    v_empty = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=2)
+    # A work item: tile (−1 ends), batch, first query row of the tile in its sequence, q's first row and length of the
+    # sequence, first key row and number of keys of the tile; of a sequence that is cut which part, and all its keys.
+    item_full = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=1)
+    item_empty = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=2)
+    item_tile = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_batch = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_first = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_q_start = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_q_len = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_kv_start = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_kv_len = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_part = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_kv_all = tlx.local_alloc((1,), tl.int32, _SLOTS)
+
+    own = tl.program_id(0)
+    work = tl.load(counts)
+    tile_count = work * heads
+
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            tile = own
+            turn = 0
+            loaded = 0
+            batch = 0
+            block = 0
+            if tile < tile_count:
+                batch = tl.load(pairs + 2 * (tile // heads))
+                block = tl.load(pairs + 2 * (tile // heads) + 1)
+            while tile < tile_count:
+                q_start, q_len = primitives.sequence(q_offsets, batch, BROADCAST_Q, q_uniform)
+                kv_start, kv_all = primitives.sequence(kv_offsets, batch, False, 0)
+                kv_len = kv_all
+                first = block * BLOCK_Q
+                if SPLIT:
+                    chunk = block >> _CHUNK_BITS
+                    first = (block & ((1 << _CHUNK_BITS) - 1)) * BLOCK_Q
+                    kv_start += chunk * split
+                    kv_len = tl.minimum(kv_all - chunk * split, split)
+                slot = turn % _SLOTS
+                tlx.barrier_wait(item_empty[slot], ((turn // _SLOTS) & 1) ^ 1)
+                hopper.put(item_tile[slot], tile)
+                hopper.put(item_batch[slot], batch)
+                hopper.put(item_first[slot], first)
+                hopper.put(item_q_start[slot], q_start)
+                hopper.put(item_q_len[slot], q_len)
+                hopper.put(item_kv_start[slot], kv_start)
+                hopper.put(item_kv_len[slot], kv_len)
+                if SPLIT:
+                    hopper.put(item_part[slot], tl.where(kv_all > split, chunk, -1))
+                    hopper.put(item_kv_all[slot], kv_all)
+                tlx.barrier_arrive(item_full[slot], 1)
+
+                low, full_low, full_high, high = primitives.columns_met(
+                    first, tl.minimum(first + BLOCK_Q, q_len) - 1, kv_len - q_len, kv_len, before, after, HAS_BEFORE,
+                    HAS_AFTER, BLOCK_KV,
+                )  # fmt: skip
+                short, blocks = _blocks_of(low, high, BLOCK_KV, TAIL)
+                head = tile % heads
+                column = head // group * DIM
+
+                q_slot = turn % 2
+                tlx.barrier_wait(q_empty[q_slot], ((turn // 2) & 1) ^ 1)
+                tlx.barrier_expect_bytes(q_full[q_slot], BLOCK_Q * DIM * ELEMENT)
+                tlx.async_descriptor_load(
+                    q_desc, tlx.local_reshape(q_tiles[2 * q_slot], [1, 1, HALF, DIM]),
+                    hopper.ragged(q_start, q_len, first, head * DIM), q_full[q_slot],
+                )  # fmt: skip
+                tlx.async_descriptor_load(
+                    q_desc, tlx.local_reshape(q_tiles[2 * q_slot + 1], [1, 1, HALF, DIM]),
+                    hopper.ragged(q_start, q_len, first + HALF, head * DIM), q_full[q_slot],
+                )  # fmt: skip
+
+                if TAIL > 0:
+                    if short > 0:
+                        stage = loaded % STAGES
+                        phase = (loaded // STAGES) & 1
+                        at = hopper.ragged(kv_start, kv_len, high - short, column)
+                        tlx.barrier_wait(k_empty[stage], phase ^ 1)
+                        tlx.barrier_expect_bytes(k_full[stage], TAIL * DIM * ELEMENT)
+                        k_short = tlx.local_reinterpret(k_tiles[stage], dtype, [TAIL, DIM])
+                        tlx.async_descriptor_load(
+                            k_tail_desc, tlx.local_reshape(k_short, [1, 1, TAIL, DIM]), at, k_full[stage]
+                        )
+                        tlx.barrier_wait(v_empty[stage], phase ^ 1)
+                        tlx.barrier_expect_bytes(v_full[stage], TAIL * DIM * ELEMENT)
+                        v_short = tlx.local_reinterpret(v_tiles[stage], dtype, [TAIL, DIM])
+                        tlx.async_descriptor_load(
+                            v_tail_desc, tlx.local_reshape(v_short, [1, 1, TAIL, DIM]), at, v_full[stage]
+                        )
+                        loaded += 1
+
+                # The next tile, fetched a step at a time while the ring is full, so that no load waits for it.
+                next_tile = tile_count
+                next_batch = 0
+                next_block = 0
+                fetched = 0
+                for step in range(blocks):
+                    start = low + tl.where(step == 0, blocks - 1, step - 1) * BLOCK_KV
+                    stage = loaded % STAGES
+                    phase = (loaded // STAGES) & 1
+                    at = hopper.ragged(kv_start, kv_len, start, column)
+                    tlx.barrier_wait(k_empty[stage], phase ^ 1)
+                    tlx.barrier_expect_bytes(k_full[stage], BLOCK_KV * DIM * ELEMENT)
+                    tlx.async_descriptor_load(
+                        k_desc, tlx.local_reshape(k_tiles[stage], [1, 1, BLOCK_KV, DIM]), at, k_full[stage]
+                    )
+                    tlx.barrier_wait(v_empty[stage], phase ^ 1)
+                    tlx.barrier_expect_bytes(v_full[stage], BLOCK_KV * DIM * ELEMENT)
+                    tlx.async_descriptor_load(
+                        v_desc, tlx.local_reshape(v_tiles[stage], [1, 1, BLOCK_KV, DIM]), at, v_full[stage]
+                    )
+                    loaded += 1
+                    if step == 0:
+                        next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
+                    elif step == 1:
+                        if next_tile < tile_count:
+                            next_batch = tl.load(pairs + 2 * (next_tile // heads))
+                            next_block = tl.load(pairs + 2 * (next_tile // heads) + 1)
+                    fetched = step + 1
+                if fetched < 1:
+                    next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
+                if fetched < 2:
+                    if next_tile < tile_count:
+                        next_batch = tl.load(pairs + 2 * (next_tile // heads))
+                        next_block = tl.load(pairs + 2 * (next_tile // heads) + 1)
+                tile = next_tile
+                batch = next_batch
+                block = next_block
+                turn += 1
+            slot = turn % _SLOTS
+            tlx.barrier_wait(item_empty[slot], ((turn // _SLOTS) & 1) ^ 1)
+            hopper.put(item_tile[slot], -1)
+            tlx.barrier_arrive(item_full[slot], 1)
+
+        with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
+            wg: tl.constexpr = tlx.async_task_replica_id()
+            if PINGPONG:
+                if wg == 1:
+                    hopper.pass_turn(wg)
+            turn = 0
+            used = 0
+            tlx.barrier_wait(item_full[0], 0)
+            tile = hopper.get(item_tile[0])
+            while tile >= 0:
+                slot = turn % _SLOTS
+                batch = hopper.get(item_batch[slot])
+                first = hopper.get(item_first[slot])
+                q_start = hopper.get(item_q_start[slot])
+                q_len = hopper.get(item_q_len[slot])
+                kv_start = hopper.get(item_kv_start[slot])
+                kv_len = hopper.get(item_kv_len[slot])
+                part = -1
+                if SPLIT:
+                    part = hopper.get(item_part[slot])
+                    kv_all = hopper.get(item_kv_all[slot])
+                tlx.barrier_arrive(item_empty[slot], 1)
+                head = tile % heads
+                shift = kv_len - q_len
+                low, full_low, full_high, high = primitives.columns_met(
+                    first, tl.minimum(first + BLOCK_Q, q_len) - 1, shift, kv_len, before, after, HAS_BEFORE, HAS_AFTER,
+                    BLOCK_KV,
+                )  # fmt: skip
+                short, blocks = _blocks_of(low, high, BLOCK_KV, TAIL)
+                q_slot = turn % 2
+                q_tile = q_tiles[2 * q_slot + wg]
+                tlx.barrier_wait(q_full[q_slot], (turn // 2) & 1)
+
+                both = first + HALF < q_len
+                if (wg == 0) | both:
+                    row_max = tl.full((HALF,), float("-inf"), tl.float32)
+                    row_sum = tl.zeros((HALF,), dtype=tl.float32)
+                    acc = tl.zeros((HALF, DIM), dtype=tl.float32)
+                    rows = first + wg * HALF + tl.arange(0, HALF)
+                    if TAIL > 0:
+                        if short > 0:
+                            stage = used % STAGES
+                            phase = (used // STAGES) & 1
+                            tlx.barrier_wait(k_full[stage], phase)
+                            k_short = tlx.local_reinterpret(k_tiles[stage], dtype, [TAIL, DIM])
+                            s_short = tlx.async_dot(q_tile, tlx.local_trans(k_short))
+                            s_short = tlx.async_dot_wait(0, s_short)
+                            tlx.barrier_arrive(k_empty[stage], 1)
+                            columns = tl.arange(0, TAIL)
+                            s_short = tl.where((columns < short)[None, :], s_short, float("-inf"))
+                            p_short, rescale, row_max, row_sum = _softmax(s_short, row_max, row_sum, score_scale, False)
+                            tlx.barrier_wait(v_full[stage], phase)
+                            v_short = tlx.local_reinterpret(v_tiles[stage], dtype, [TAIL, DIM])
+                            acc = tlx.async_dot(p_short.to(dtype), v_short, acc)
+                            acc = tlx.async_dot_wait(0, acc)
+                            tlx.barrier_arrive(v_empty[stage], 1)
+                            used += 1
+                    if blocks > 0:
+                        stage = used % STAGES
+                        tlx.barrier_wait(k_full[stage], (used // STAGES) & 1)
+                        if PINGPONG:
+                            if both:
+                                hopper.take_turn(wg)
+                        scores = tlx.async_dot(q_tile, tlx.local_trans(k_tiles[stage]))
+                        if PINGPONG:
+                            if both:
+                                hopper.pass_turn(wg)
+                        scores = tlx.async_dot_wait(0, scores)
+                        tlx.barrier_arrive(k_empty[stage], 1)
+                        start = low + (blocks - 1) * BLOCK_KV
+                        if MASKED:
+                            columns = start + tl.arange(0, BLOCK_KV)
+                            mask = primitives.visible(
+                                rows[:, None], columns[None, :], q_len, kv_len, shift, before, after, HAS_BEFORE,
+                                HAS_AFTER,
+                            )  # fmt: skip
+                            scores = tl.where(mask, scores, float("-inf"))
+                        else:
+                            if start + BLOCK_KV > high:
+                                columns = start + tl.arange(0, BLOCK_KV)
+                                scores = tl.where((columns < high)[None, :], scores, float("-inf"))
+                        p, rescale, row_max, row_sum = _softmax(scores, row_max, row_sum, score_scale, MASKED)
+                        acc = acc * rescale[:, None]
+                        used += 1
+                        for step in range(1, blocks):
+                            stage = used % STAGES
+                            tlx.barrier_wait(k_full[stage], (used // STAGES) & 1)
+                            if PINGPONG:
+                                if both:
+                                    hopper.take_turn(wg)
+                            scores = tlx.async_dot(q_tile, tlx.local_trans(k_tiles[stage]))
+                            behind = (used - 1) % STAGES
+                            tlx.barrier_wait(v_full[behind], ((used - 1) // STAGES) & 1)
+                            acc = tlx.async_dot(p.to(dtype), v_tiles[behind], acc)
+                            if PINGPONG:
+                                if both:
+                                    hopper.pass_turn(wg)
+                            scores = tlx.async_dot_wait(1, scores)
+                            tlx.barrier_arrive(k_empty[stage], 1)
+                            if MASKED:
+                                start = low + (step - 1) * BLOCK_KV
+                                if (start < full_low) | (start >= full_high):
+                                    columns = start + tl.arange(0, BLOCK_KV)
+                                    mask = primitives.visible(
+                                        rows[:, None], columns[None, :], q_len, kv_len, shift, before, after,
+                                        HAS_BEFORE, HAS_AFTER,
+                                    )  # fmt: skip
+                                    scores = tl.where(mask, scores, float("-inf"))
+                            if SKIP_RESCALE > 0:
+                                block_max = tl.max(scores, 1) * score_scale
+                                grown = tl.max(block_max - row_max, 0) > SKIP_RESCALE
+                                if grown:
+                                    new_max = tl.maximum(row_max, block_max)
+                                else:
+                                    new_max = row_max
+                                p = tl.exp2(scores * score_scale - new_max[:, None])
+                                if grown:
+                                    rescale = tl.exp2(row_max - new_max)
+                                    row_sum = row_sum * rescale
+                                row_sum = row_sum + tl.sum(p, 1)
+                                acc = tlx.async_dot_wait(0, acc)
+                                tlx.barrier_arrive(v_empty[behind], 1)
+                                if grown:
+                                    acc = acc * tl.exp2(row_max - new_max)[:, None]
+                                row_max = new_max
+                            else:
+                                p, rescale, row_max, row_sum = _softmax(scores, row_max, row_sum, score_scale, MASKED)
+                                acc = tlx.async_dot_wait(0, acc)
+                                tlx.barrier_arrive(v_empty[behind], 1)
+                                acc = acc * rescale[:, None]
+                            used += 1
+                        behind = (used - 1) % STAGES
+                        tlx.barrier_wait(v_full[behind], ((used - 1) // STAGES) & 1)
+                        acc = tlx.async_dot(p.to(dtype), v_tiles[behind], acc)
+                        acc = tlx.async_dot_wait(0, acc)
+                        tlx.barrier_arrive(v_empty[behind], 1)
+                    tlx.barrier_arrive(q_empty[q_slot], 1)
+
+                    seen = row_sum != 0  # NaN goes through
+                    weight = 1.0 / tl.where(seen, row_sum, 1.0)
+                    row_lse = tl.where(seen, row_max * _LN2 + tl.log(tl.where(seen, row_sum, 1.0)), float("-inf"))
+                    if MASKED:
+                        acc = tl.where(seen[:, None], acc, 0.0)
+                    acc = acc * weight[:, None]
+                    if part < 0:
+                        out_start = q_start
+                        if BROADCAST_Q:
+                            out_start = batch * q_uniform
+                        tlx.async_descriptor_store_wait(0)
+                        tlx.local_store(o_tiles[wg], acc.to(dtype).reshape(1, 1, HALF, DIM))
+                        tlx.fence("async_shared")
+                        tlx.async_descriptor_store(
+                            o_desc, o_tiles[wg], hopper.ragged(out_start, q_len, first + wg * HALF, head * DIM)
+                        )
+                        at = (out_start + rows).to(tl.int64)
+                        tl.store(lse + primitives.wide(head) * total_q + at, row_lse, mask=rows < q_len)
+                    if SPLIT:
+                        if part >= 0:
+                            place = hopper.part_place(kv_start, split, part, kv_all)
+                            row = (primitives.wide(place) * heads + head) * q_stride + rows
+                            dims = tl.arange(0, DIM)
+                            tl.store(partial_out + row[:, None] * DIM + dims[None, :], acc)
+                            tl.store(partial_lse + row, row_lse)
+                else:
+                    for step in range(blocks + tl.where(short > 0, 1, 0)):
+                        stage = used % STAGES
+                        phase = (used // STAGES) & 1
+                        tlx.barrier_wait(k_full[stage], phase)
+                        tlx.barrier_arrive(k_empty[stage], 1)
+                        tlx.barrier_wait(v_full[stage], phase)
+                        tlx.barrier_arrive(v_empty[stage], 1)
+                        used += 1
+                    tlx.barrier_arrive(q_empty[q_slot], 1)
+                turn += 1
+                tlx.barrier_wait(item_full[turn % _SLOTS], (turn // _SLOTS) & 1)
+                tile = hopper.get(item_tile[turn % _SLOTS])
+            tlx.async_descriptor_store_wait(0)
+
+            # Rows that no tile writes: of items without work, then behind the last sequence.
+            clearer = own * 2 + wg
+            clearers = tl.num_programs(0) * 2
+            for item in range(work + clearer, tl.load(counts + 1), clearers):
+                empty = tl.load(pairs + 2 * item)
+                first = tl.load(pairs + 2 * item + 1) * BLOCK_Q
+                q_start, q_len = primitives.sequence(q_offsets, empty, BROADCAST_Q, q_uniform)
+                if BROADCAST_Q:
+                    q_start = empty * q_uniform
+                count = tl.minimum(q_len - first, BLOCK_Q)
+                hopper.clear_rows(out, lse, q_start + first, count, heads, total_q, DIM)
+            if not BROADCAST_Q:
+                end = tl.load(q_offsets + batch_count).to(tl.int32)
+                for row in range(end + clearer * BLOCK_Q, total_q, clearers * BLOCK_Q):
+                    hopper.clear_rows(out, lse, row, tl.minimum(total_q - row, BLOCK_Q), heads, total_q, DIM)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_offsets: Tensor,
+    q_offsets: Tensor | None,
+    problem: Problem,
+    config: HopperForwardConfig,
+    run: launch.Run,
+) -> tuple[Tensor, Tensor]:
+    """Output (total_q, H, D) in q's dtype and lse float32 (H, total_q); for broadcast q, total_q = B · L_q."""
+    out = torch.empty((problem.total_q, problem.heads, problem.head_dim), dtype=q.dtype, device=q.device)
+    lse = torch.empty((problem.heads, problem.total_q), dtype=torch.float32, device=q.device)
+    if problem.total_q == 0 or problem.heads == 0:
+        return out, lse
+    split = run.items.split
+    q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
+    half, tail = config.block_q // 2, config.tail or config.block_kv
+    grid = launch.grid(run, problem.heads, q.device, 1)
+    partial_out, partial_lse = _partials(problem, split, config.block_q, q.device)
+    facts = {"heads": problem.heads, "head_dim": problem.head_dim}
+    with instrument.launch_range("jfa_forward", run.schedule, **facts):
+        jfa_forward_hopper[(grid,)](
+            launch.ragged_descriptor(q_rows, half),
+            launch.ragged_descriptor(k_rows, config.block_kv),
+            launch.ragged_descriptor(v_rows, config.block_kv),
+            launch.ragged_descriptor(k_rows, tail),
+            launch.ragged_descriptor(v_rows, tail),
+            launch.ragged_descriptor(out, half),
+            out,
+            lse,
+            partial_out,
+            partial_lse,
+            q_offsets,
+            kv_offsets,
+            run.items.pairs,
+            run.items.counts,
+            run.counter(),
+            problem.batch,
+            problem.heads,
+            problem.heads // problem.heads_kv,
+            problem.q_len,
+            problem.total_q,
+            _padded(problem.max_q_len, config.block_q),
+            split,
+            problem.window_left,
+            problem.window_right,
+            problem.scale * launch.LOG2_E,
+            BROADCAST_Q=problem.broadcast_q,
+            HAS_BEFORE=problem.window_left >= 0,
+            HAS_AFTER=problem.window_right >= 0,
+            SPLIT=split > 0,
+            BLOCK_Q=config.block_q,
+            BLOCK_KV=config.block_kv,
+            TAIL=config.tail,
+            DIM=problem.head_dim,
+            STAGES=config.stages,
+            REGISTERS=config.registers,
+            SKIP_RESCALE=config.skip_rescale,
+            PINGPONG=config.pingpong,
+            DEAL=schedule.deal(run.schedule),
+            num_warps=4,
+            num_stages=1,
+            ptx_options=config.ptx_options,
+        )
+    return out, lse
+
+
+def _padded(rows: int, block: int) -> int:
+    return -(-rows // block) * block
+
+
+def _partials(problem: Problem, split: int, block: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    """Room for the partial results of cut sequences: float32 [places, H, padded L_q, D] and without D."""
+    if split == 0:
+        return None, None
+    places = 2 * (problem.total_kv // split + 1)
+    shape = (places, problem.heads, _padded(problem.max_q_len, block))
+    out = torch.empty((*shape, problem.head_dim), dtype=torch.float32, device=device)
+    return out, torch.empty(shape, dtype=torch.float32, device=device)

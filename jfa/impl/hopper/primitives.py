@@ -1,0 +1,73 @@
+"""Device functions of the Hopper kernels: work items handed from role to role, ragged coordinates, ping-pong."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+RAGGED_ROWS = tl.constexpr(1 << 30)
+"""Rows that a ragged descriptor pretends to have: see :func:`ragged`."""
+_PAIR = tl.constexpr(256)
+_FIRST_BARRIER = tl.constexpr(9)
+
+
+@triton.jit
+def ragged(start, rows, row, column):
+    """Coordinates of row ``row`` of the ``rows`` rows from ``start`` on, in a ragged descriptor (see ``launch.ragged``).
+
+    Rows behind the last are outside of the tensor: loads give zeros there, stores leave them alone.
+    """
+    return [RAGGED_ROWS, start + rows, RAGGED_ROWS - rows + row, column]
+
+
+@triton.jit
+def put(slot, value):
+    """Write a scalar int32 into a one-element buffer in shared memory."""
+    tlx.local_store(slot, tl.full((1,), 0, tl.int32) + value)
+
+
+@triton.jit
+def get(slot):
+    """Read a scalar int32 from a one-element buffer in shared memory."""
+    return tl.sum(tlx.local_load(slot), 0)
+
+
+@triton.jit
+def take_turn(OWN: tl.constexpr):
+    """Wait until the other of two warpgroups has issued its products; ``OWN`` is 0 or 1."""
+    tlx.named_barrier_wait(_FIRST_BARRIER + OWN, _PAIR)
+
+
+@triton.jit
+def pass_turn(OWN: tl.constexpr):
+    """Let the other warpgroup issue its products."""
+    tlx.named_barrier_arrive(_FIRST_BARRIER + 1 - OWN, _PAIR)
+
+
+@triton.jit
+def part_place(kv_start, split, part, kv_all):
+    """Where a part of a cut sequence keeps its partial result: no two parts have the same place.
+
+    Parts begin ``split`` keys apart, within a sequence and from one to the next, but for each sequence's last, which
+    may be short: the lasts lie ``split`` apart among themselves. So twice the start in units of ``split``, plus one
+    for a last part, is taken once; 2 · (keys in all / split + 1) places do.
+    """
+    last = (part + 1) * split >= kv_all
+    return kv_start // split * 2 + tl.where(last, 1, 0)
+
+
+@triton.jit
+def clear_rows(out, lse, row, count, heads, total_q, DIM: tl.constexpr):
+    """Zero output and −inf lse for ``count`` rows from ``row`` on, of every head."""
+    step: tl.constexpr = 16
+    rows = tl.arange(0, step)
+    dims = tl.arange(0, DIM)
+    zero = tl.zeros((step, DIM), dtype=out.dtype.element_ty)
+    nothing = tl.full((step,), float("-inf"), tl.float32)
+    for head in range(heads):
+        for start in range(0, count, step):
+            valid = start + rows < count
+            at = (rows + start).to(tl.int64) + row
+            tl.store(out + (at[:, None] * heads + head) * DIM + dims[None, :], zero, mask=valid[:, None])
+            tl.store(lse + tl.full((), 0, tl.int64) + head * total_q.to(tl.int64) + at, nothing, mask=valid)

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from jfa import schedule as schedules
-from jfa.config import backward_config, forward_config
+from jfa.config import backward_config
 from jfa.schedule import Items, Lengths, TileTable
 from jfa.validation import Problem, check_kernel_limits, check_values, validate
 
 if TYPE_CHECKING:
+    from jfa.impl.choice import Forward
     from jfa.impl.triton.launch import Run
 
 # As Triton reads it, and before Triton is imported.
@@ -63,8 +64,10 @@ def jagged_attention(
             row sees nothing. It is differentiable.
         deterministic: insist on bitwise repeatable gradients; the reference's are, the Triton kernels' dQ is not, and
             they refuse.
-        impl: "triton", "reference" (eager, any dtype up to float64, on any device) or "auto": triton on CUDA devices
-            and in Triton's interpreter, the reference elsewhere.
+        impl: "reference" (eager, any dtype up to float64, on any device); "triton", plain Triton, on CUDA devices and
+            in its interpreter; "hopper", whose forward is written for sm_90 (bfloat16, float16) and whose backward is
+            triton's; or "auto": hopper where it runs, triton on other CUDA devices and in the interpreter, the
+            reference elsewhere.
         schedule: how tiles meet SMs: "grid", "static", "balanced", "dynamic", "balanced-dynamic", "auto" (the last),
             or a table made by :func:`plan`, which saves building one in every call. The reference has no tiles and
             ignores it.
@@ -101,7 +104,8 @@ def jagged_attention(
         table.forward.counts if table else None,
         table.backward.pairs if table else None,
         table.backward.counts if table else None,
-        [table.block_q, table.block_kv] if table else [0, 0],
+        [table.block_q, table.block_kv, table.forward.split] if table else [0, 0, 0],
+        impl,
         table.schedule if table else _schedule_name(schedule),
         problem.max_q_len,
         problem.max_kv_len,
@@ -124,27 +128,29 @@ def plan(
     max_kv_len: int | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
+    impl: str = "auto",
     schedule: str = "auto",
 ) -> TileTable:
     """The tile tables of a batch, for the ``schedule`` argument of every call on the same lengths.
 
     ``q`` and ``k`` only lend their shapes, dtype and device. Nothing is read back from the device. The table serves
-    any tensors of that head dimension, dtype and number of rows, with the same ``causal`` and ``window``.
+    any tensors of that head dimension, dtype and number of rows, with the same ``causal``, ``window`` and ``impl``.
     """
     if not isinstance(schedule, str):
         raise TypeError(f"schedule must be the name of one to plan: got {type(schedule).__name__}")
     problem = validate(
-        q, k, k, kv_offsets, q_offsets, max_q_len, max_kv_len, None, causal, window, False, "triton", schedule
+        q, k, k, kv_offsets, q_offsets, max_q_len, max_kv_len, None, causal, window, False, impl, schedule
     )
+    check_kernel_limits(q.dtype, problem.head_dim)
     _check_device("plan", q)
     if _reading_is_wanted(q):
         check_values(kv_offsets, q_offsets, problem)
     kv_offsets = kv_offsets.contiguous()
     q_offsets = None if q_offsets is None else q_offsets.contiguous()
     name = _schedule_name(schedule)
-    block_q, block_kv = _blocks(q)
+    block_q, block_kv, split = _blocks(q, problem, _forward_kernel(_kernel(impl, q), q))
     with _device_of(q):
-        forward = forward_items(kv_offsets, q_offsets, problem, block_q, name)
+        forward = forward_items(kv_offsets, q_offsets, problem, block_q, name, split)
         backward = backward_items(kv_offsets, q_offsets, problem, block_kv, name)
     return TileTable(
         schedule=name,
@@ -159,10 +165,13 @@ def plan(
     )
 
 
-def forward_items(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem, block: int, schedule: str) -> Items:
-    """The forward's table: blocks of queries, by the keys that they see."""
+def forward_items(
+    kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem, block: int, schedule: str, split: int = 0
+) -> Items:
+    """The forward's table: blocks of queries, by the keys that they see; longer sequences cut every ``split`` keys."""
     queries, keys = _lengths(kv_offsets, q_offsets, problem)
-    return _items(queries, keys, (problem.window_left, problem.window_right), problem.batch, block, schedule)
+    window = (problem.window_left, problem.window_right)
+    return _items(queries, keys, window, problem.batch, block, schedule, split)
 
 
 def backward_items(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem, block: int, schedule: str) -> Items:
@@ -177,7 +186,15 @@ def _lengths(kv_offsets: Tensor, q_offsets: Tensor | None, problem: Problem) -> 
     return queries, Lengths(kv_offsets, 0, problem.total_kv, problem.max_kv_len)
 
 
-def _items(rows: Lengths, columns: Lengths, window: tuple[int, int], batch: int, block: int, schedule: str) -> Items:
+def _items(
+    rows: Lengths,
+    columns: Lengths,
+    window: tuple[int, int],
+    batch: int,
+    block: int,
+    schedule: str,
+    split: int = 0,
+) -> Items:
     """The table of the side that owns tiles; ``window`` as that side's rows see the other's columns."""
     from jfa.impl.triton.tables import build_items
     from jfa.instrument import launch_range
@@ -185,7 +202,7 @@ def _items(rows: Lengths, columns: Lengths, window: tuple[int, int], batch: int,
     before, after = window
     by_cost = schedules.is_sorted(schedule)
     with launch_range("jfa_table", schedule):
-        return build_items(rows, columns, batch, block, before=before, after=after, by_cost=by_cost)
+        return build_items(rows, columns, batch, block, before=before, after=after, by_cost=by_cost, split=split)
 
 
 def _resolve(impl: str, q: Tensor) -> str:
@@ -250,21 +267,36 @@ def _check_table(table: TileTable, problem: Problem, q: Tensor) -> None:
             )
 
 
-def _blocks(q: Tensor) -> tuple[int, int]:
-    """Rows of the forward's and of the backward's tiles."""
+def _kernel(impl: str, q: Tensor) -> str:
+    """The kernel that serves q: "triton" or "hopper"."""
+    from jfa.impl.choice import resolve
     from jfa.impl.triton import launch
 
-    capability = launch.capability(q.device)
-    forward = forward_config(capability, q.shape[2], q.element_size())
-    backward = backward_config(capability, q.shape[2], q.element_size())
-    return forward.block_q, backward.block_kv
+    return resolve(impl, launch.capability(q.device), q.dtype)
 
 
-def _check_blocks(planned: list[int], q: Tensor) -> None:
-    if planned[0] and tuple(planned) != _blocks(q):
+def _forward_kernel(impl: str, q: Tensor) -> Forward:
+    from jfa.impl.choice import forward_kernel
+    from jfa.impl.triton import launch
+
+    return forward_kernel(impl, launch.capability(q.device), q.shape[2], q.element_size())
+
+
+def _blocks(q: Tensor, problem: Problem, forward: Forward) -> tuple[int, int, int]:
+    """Rows of the forward's and of the backward's tiles, and from how many keys on the forward cuts a sequence."""
+    from jfa.impl.triton import launch
+
+    backward = backward_config(launch.capability(q.device), q.shape[2], q.element_size())
+    split = forward.split(problem, launch.sm_count(q.device) * forward.ctas_per_sm)
+    return forward.config.block_q, backward.block_kv, split
+
+
+def _check_blocks(planned: list[int], used: tuple[int, int, int]) -> None:
+    if planned[0] and tuple(planned) != used:
+        words = "blocks of {} queries and {} keys, sequences cut every {} keys (0: uncut)"
         raise ValueError(
-            f"schedule: the table was planned for blocks of {planned[0]} queries and {planned[1]} keys, this call uses "
-            f"{_blocks(q)}; make it with a q of this call's dtype, head dimension and device"
+            f"schedule: the table was planned for {words.format(*planned)}, this call uses {words.format(*used)}; make "
+            "it with this call's impl, max_q_len and max_kv_len, and a q of its dtype, head dimension and device"
         )
 
 
@@ -302,13 +334,13 @@ def _positive_scale(q: Tensor, problem: Problem) -> tuple[Tensor, Problem]:
     return (q, problem) if problem.scale >= 0 else (-q, replace(problem, scale=-problem.scale))
 
 
-def _run(schedule: str, pairs: Tensor | None, counts: Tensor | None, build: Callable[[], Items]) -> Run:
+def _run(schedule: str, pairs: Tensor | None, counts: Tensor | None, split: int, build: Callable[[], Items]) -> Run:
     """The planned table, where there is one; else one built for this launch alone."""
     from jfa.impl.triton.launch import Run
 
     if pairs is None or counts is None:
         return Run(schedule, build(), fresh=True)
-    return Run(schedule, Items(pairs, counts))
+    return Run(schedule, Items(pairs, counts, split))
 
 
 @torch.library.custom_op("jfa::forward", mutates_args=())
@@ -323,6 +355,7 @@ def _forward_op(
     backward_pairs: Tensor | None,
     backward_counts: Tensor | None,
     planned_blocks: list[int],
+    impl: str,
     schedule: str,
     max_q_len: int,
     max_kv_len: int,
@@ -330,18 +363,17 @@ def _forward_op(
     window_left: int,
     window_right: int,
 ) -> tuple[Tensor, Tensor]:
-    from jfa.impl.triton import forward, launch
-
     offsets = (kv_offsets, q_offsets)
     problem = _problem(q, k, *offsets, max_q_len, max_kv_len, scale, window_left, window_right)
     if _reading_is_wanted(q):
         check_values(kv_offsets, q_offsets, problem)
-    _check_blocks(planned_blocks, q)
-    config = forward_config(launch.capability(q.device), problem.head_dim, q.element_size())
+    kernel = _forward_kernel(_kernel(impl, q), q)
+    block, _, split = used = _blocks(q, problem, kernel)
+    _check_blocks(planned_blocks, used)
     with _device_of(q):
-        run = _run(schedule, pairs, counts, lambda: forward_items(*offsets, problem, config.block_q, schedule))
+        run = _run(schedule, pairs, counts, split, lambda: forward_items(*offsets, problem, block, schedule, split))
         q, problem = _positive_scale(q, problem)
-        return forward.forward(q, k, v, *offsets, problem, config, run)
+        return kernel.run(q, k, v, *offsets, problem, kernel.config, run)
 
 
 @_forward_op.register_fake
@@ -383,7 +415,7 @@ def _backward_op(
     problem = _problem(q, k, *offsets, max_q_len, max_kv_len, scale, window_left, window_right)
     config = backward_config(launch.capability(q.device), problem.head_dim, q.element_size())
     with _device_of(q):
-        run = _run(schedule, pairs, counts, lambda: backward_items(*offsets, problem, config.block_kv, schedule))
+        run = _run(schedule, pairs, counts, 0, lambda: backward_items(*offsets, problem, config.block_kv, schedule))
         signed_q, problem = _positive_scale(q, problem)
         dq, dk, dv = backward.backward(grad_out, grad_lse, signed_q, k, v, out, lse, *offsets, problem, config, run)
     return (dq if signed_q is q else -dq), dk, dv
@@ -397,7 +429,7 @@ def _(
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, kv_offsets, q_offsets, _, _, pairs, counts, _, *rest = inputs
+    q, k, v, kv_offsets, q_offsets, _, _, pairs, counts, _, _, *rest = inputs
     ctx.save_for_backward(q, k, v, *output, kv_offsets, q_offsets, pairs, counts)
     ctx.rest = rest
     from jfa.instrument import current_workload
@@ -409,7 +441,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, out, lse, kv_offsets, q_offsets, pairs, counts = ctx.saved_tensors
     if grad_out is None and grad_lse is None:
-        return (None,) * 16
+        return (None,) * 17
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     if grad_lse is not None:
@@ -420,7 +452,7 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
         grads = torch.ops.jfa.backward(
             grad_out, grad_lse, q, k, v, out, lse, kv_offsets, q_offsets, pairs, counts, *ctx.rest
         )
-    return (*grads, *(None,) * 13)
+    return (*grads, *(None,) * 14)
 
 
 _forward_op.register_autograd(_differentiate, setup_context=_save_for_backward)

@@ -45,8 +45,8 @@ class HopperForwardConfig:
 
     ``block_kv`` keys a step; ``tail`` is the most keys that a product of its own size does at a sequence's end (0:
     none). ``stages`` is the depth of the K/V ring, ``registers`` a compute thread's. ``pingpong``: the warpgroups take
-    turns at the tensor cores. ``skip_rescale``: the output is rescaled only when a row's maximum has grown by more than
-    2 to that power (0: in every step).
+    turns at the tensor cores. ``peel``: the block that needs a mask comes first, outside of the loop. ``early_fetch``:
+    the next tile is fetched while the current one is loaded, not behind it.
     """
 
     block_q: int = 128
@@ -55,7 +55,8 @@ class HopperForwardConfig:
     stages: int = 2
     registers: int = 240
     pingpong: bool = True
-    skip_rescale: float = 8.0
+    peel: bool = True
+    early_fetch: bool = True
     # Triton asks ptxas for another register allocator, which spills here; the last option given wins.
     ptx_options: str = "--regAllocOptLevel=5"
 
@@ -102,6 +103,16 @@ def forward_config(capability: tuple[int, int] | None, head_dim: int, itemsize: 
         return ForwardConfig(block_q=128, block_kv=64, num_warps=4, num_stages=3, ctas_per_sm=1)
     # Compiled, not run: 57 KB of shared memory at most, and the fewest spills of those tried.
     return ForwardConfig(block_q=128, block_kv=64 if head_dim <= 64 else 32, num_warps=8, num_stages=2, ctas_per_sm=1)
+
+
+def hopper_forward_config(head_dim: int) -> HopperForwardConfig:
+    """The warp-specialised forward's configuration for a head dimension."""
+    # Measured on an H200, bf16, D 128; TFLOP/s on hsp-loguniform, self-lognormal, dense-1024 and dense-4096:
+    #   this                                        564, 637, 607, 637
+    #   no tail of its own                          550, 628, 597, 640
+    #   rescaling only where a maximum grew 256×    561, 632, 598, 638, so every step rescales
+    #   Triton's own register allocation            544, 623, 600, 637
+    return HopperForwardConfig()
 
 
 def backward_config(capability: tuple[int, int] | None, head_dim: int, itemsize: int) -> BackwardConfig:

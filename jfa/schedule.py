@@ -24,8 +24,8 @@ _DEAL = {
 }
 
 
-CHUNK_BITS = 20
-"""Where an item's block of rows ends and the number of its part begins, in a table whose long sequences are cut."""
+PART_SHIFT = 20
+"""Bit at which the number of an item's part begins, above its block of rows, where long sequences are cut."""
 
 
 def deal(schedule: str) -> int:
@@ -63,7 +63,8 @@ class Items:
     """One direction's table on the device.
 
     ``pairs`` int32 [max_items, 2]: (batch, block), work first. ``counts`` int32 [3]: items with work, items in all, and
-    a zero that the first launch of a fresh table may count in.
+    a zero that the first launch of a fresh table may count in. With ``split`` > 0 sequences of more columns than that
+    are cut into parts, and block is block + (part << PART_SHIFT).
     """
 
     pairs: Tensor

@@ -15,7 +15,7 @@ import torch
 from jfa.schedule import SCHEDULES as _SCHEDULES
 from jfa.schedule import TileTable
 
-IMPLS = ("auto", "reference", "triton")
+IMPLS = ("auto", "reference", "triton", "hopper")
 SCHEDULES = ("auto", *_SCHEDULES)
 KERNEL_HEAD_DIMS = (64, 128)
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -86,7 +86,7 @@ def validate(
     rows, total_kv = q.shape[0], k.shape[0]
     _check_name("impl", impl, IMPLS)
     _check_schedule(schedule)
-    if impl == "triton":
+    if impl in ("triton", "hopper"):
         check_kernel_limits(q.dtype, q.shape[2])
     return Problem(
         broadcast_q=q_offsets is None,

@@ -16,7 +16,7 @@ from profiling.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from jfa.config import BackwardConfig, ForwardConfig
+    from jfa.config import BackwardConfig, ForwardConfig, HopperForwardConfig
     from jfa.instrument import Recorder
     from jfa.schedule import Items
 
@@ -28,7 +28,7 @@ class Launcher:
     kernel: str
     direction: str
     schedule: str
-    config: ForwardConfig | BackwardConfig
+    config: ForwardConfig | BackwardConfig | HopperForwardConfig
     block: int
     heads: int
     items: Items
@@ -85,11 +85,12 @@ def gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def prepare(workload: Workload, schedule: str, direction: str, device: torch.device) -> Launcher:
+def prepare(workload: Workload, schedule: str, direction: str, device: torch.device, impl: str = "auto") -> Launcher:
     """The kernel that the op would launch for this workload, its table built. UserError: no rows, unknown schedule."""
     from jfa import attention, validation
-    from jfa.config import backward_config, forward_config
-    from jfa.impl.triton import backward, forward, launch
+    from jfa.config import backward_config
+    from jfa.impl import choice
+    from jfa.impl.triton import backward, launch
     from jfa.schedule import AUTO_SCHEDULE
 
     inputs = workload.inputs(device)
@@ -98,26 +99,30 @@ def prepare(workload: Workload, schedule: str, direction: str, device: torch.dev
     window = workload.window
     try:
         problem = validation.validate(
-            q, k, v, *offsets, None, workload.max_kv_len, None, workload.causal, window, False, "triton", schedule
+            q, k, v, *offsets, None, workload.max_kv_len, None, workload.causal, window, False, impl, schedule
         )
+        kernel = choice.resolve(impl, launch.capability(device), q.dtype)
     except (TypeError, ValueError) as error:
         raise UserError(f"workload {workload.name}: {error}") from None
     if problem.total_q == 0 or (direction == "backward" and problem.total_kv == 0):
         raise UserError(f"the {direction} of {workload.name} has no rows, so that nothing runs; give it lengths")
     schedule = AUTO_SCHEDULE if schedule == "auto" else schedule
     capability, size = launch.capability(device), q.element_size()
-    forward_as = forward_config(capability, problem.head_dim, size)
-    items = attention.forward_items(*offsets, problem, forward_as.block_q, schedule)
+    forward = choice.forward_kernel(kernel, capability, problem.head_dim, size)
+    forward_as = forward.config
+    split = forward.split(problem, launch.sm_count(device) * forward.ctas_per_sm)
+    items = attention.forward_items(*offsets, problem, forward_as.block_q, schedule, split)
     if direction == "forward":
 
         def run_forward(recorder: Recorder) -> Any:
-            return forward.forward(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items, recorder))
+            return forward.run(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items, recorder))
 
-        ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, forward_as.ctas_per_sm)
+        ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, forward.ctas_per_sm)
+        name = "jfa_forward" if kernel == "triton" else f"jfa_forward_{kernel}"
         return Launcher(
-            "jfa_forward", direction, schedule, forward_as, forward_as.block_q, problem.heads, items, ctas, run_forward
+            name, direction, schedule, forward_as, forward_as.block_q, problem.heads, items, ctas, run_forward
         )
-    out, lse = forward.forward(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
+    out, lse = forward.run(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
     grad_out = inputs.grad_out.reshape(out.shape)
     backward_as = backward_config(capability, problem.head_dim, size)
     key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)

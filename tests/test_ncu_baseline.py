@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -135,6 +136,14 @@ def test_what_the_compiler_fixed_has_no_noise_and_every_fact_is_known():
     assert set(EXACT) <= set(COMPARED)
     (match,) = against(one(registers=129.0), one(registers=128.0)).matches
     assert {delta.fact: delta.differs for delta in match.deltas} == {"duration": False, "registers": True}
+
+
+@pytest.mark.parametrize("form, differs", [("raw page", False), ("ncu-rep", True)])
+def test_what_a_page_rounds_is_no_difference(form, differs):
+    """99,328 bytes are printed as 99.33 Kbyte."""
+    page = replace(one(smem=99_330.0), form=form)
+    (match,) = against(one(smem=99_328.0), page).matches
+    assert [delta.fact for delta in match.deltas if delta.differs] == (["smem"] if differs else [])
 
 
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")

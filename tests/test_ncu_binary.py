@@ -191,10 +191,14 @@ def test_nvtx_ranges_of_both_kinds_come_with_their_domain():
     def domain(name, push_pop, start_end):
         return SimpleNamespace(name=lambda: name, push_pop_ranges=lambda: push_pop, start_end_ranges=lambda: start_end)
 
-    domains = [domain("jfa", ["outer", "inner"], ["window"]), domain(None, [], ["unnamed"]), domain("empty", [], [])]
+    domains = [
+        domain("jfa", ["outer", "inner"], ["window"]),
+        domain(None, ["other"], ["unnamed"]),
+        domain("empty", [], []),
+    ]
     state = SimpleNamespace(domains=lambda: range(3), domain_by_id=lambda i: domains[i])
     assert native._nvtx(SimpleNamespace(nvtx_state=lambda: state)) == (
-        ["jfa:outer", "jfa:inner"],
+        ["jfa:outer", "jfa:inner", ":other"],
         ["jfa:window", ":unnamed"],
     )
     assert native._nvtx(SimpleNamespace(nvtx_state=lambda: None)) == ([], [])

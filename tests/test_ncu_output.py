@@ -26,7 +26,8 @@ from profiling.recording import Recording
 RECORDING = Path(__file__).resolve().parent.parent / "profiling/data/hsp-loguniform_forward_static.parquet"
 HOSTILE = [
     "</script><script>alert(1)</script><b>bold</b>", "a|b|c", "`code` *star* _under_ [link](http://x) # <img src=x>",
-    "two\nlines\r\nthree\rfour", "\x1b[31mred\x1b[0m\x9b1m\x07\x00", "", "x" * 5000, "\udc80\ud800 no text", "\"quoted\", 'too'",
+    "two\nlines\r\nthree\rfour", "\x1b[31mred\x1b[0m\x9b1m\x07\x00", "", "x" * 5000,
+    "\udc80\ud800 no text", "\"quoted\", 'too'",
     "{{ 7*7 }} {% raw %}", "\u202egnirts\u2028\u2029", "&lt;b&gt;", "=1+1",
 ]  # fmt: skip
 MAKE = {
@@ -64,7 +65,16 @@ def hostile(name):
     rule = Rule(name, name, name, name, "warning", 10.0, name)
     facts = metrics({"duration": 1e6, "sm_throughput": 20.0, "tensor": 10.0})
     return analyse(
-        [report((shape, facts), path=f"folder/{name}", rules=((rule,),), writer=name, command=name, notes=(name,))],
+        [
+            report(
+                (shape, facts),
+                path=f"folder/{name}",
+                rules=((rule,),),
+                writer=f"{name} of now",
+                command=name,
+                notes=(name,),
+            )
+        ],
         baseline=report((shape, facts), path=name, writer="another"),
     )
 
@@ -103,7 +113,6 @@ def test_a_number_is_shown_in_a_unit_that_suits_it(value, unit, expected):
 def test_none_is_a_dash_and_every_shown_fact_has_words():
     assert words.show(None) == "–"
     assert set(words.SHOWN) <= set(FACTS) | set(words.DERIVED_WORDS)
-    assert all(words.name_of(fact) != fact or fact in ("waves", "passes", "duration") for fact in words.SHOWN)
     assert len(set(words.SHOWN)) == len(words.SHOWN)
 
 
@@ -302,4 +311,11 @@ def test_the_page_opens_and_hides_no_verdict(chromium, tmp_path):
         assert page.evaluate("document.body.innerText").count("imbalanced, then latency-bound (barrier)") == 1
         assert page.evaluate("window.innerWidth") <= 1280
         assert page.evaluate("[...document.querySelectorAll('.table')].every(t => t.scrollWidth <= t.clientWidth)")
-        assert page.evaluate("[...document.querySelectorAll('.split i')].every(i => i.clientWidth > 0)")
+        bars = "[...document.querySelectorAll('.split i')].map(i => [i.clientWidth, i.parentElement.clientWidth])"
+        widths = page.evaluate(bars)
+        assert len(widths) > 20 and all(0 <= bar <= whole for bar, whole in widths)
+        assert max(bar for bar, _ in widths) > 200
+        path.write_text(formats.html([findings for name in HOSTILE for findings in hostile(name)]), encoding="utf-8")
+        page.open(path, until="true")
+        assert page.errors == []
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

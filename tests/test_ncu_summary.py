@@ -253,6 +253,8 @@ def test_the_tensor_pipe_is_judged_while_sms_are_active():
     assert whats(QUIET | cycles | {"tensor": 50.0}) == ["imbalanced", "tensor-bound"]
     assert whats(QUIET | cycles | {"tensor": 50.0, "tensor_active": 60.0})[0] == "imbalanced"
     assert "tensor-bound" not in whats(QUIET | cycles | {"tensor": 50.0, "tensor_active": 60.0})
+    never_active = {"cycles_active_avg": 0.0, "cycles_active_max": 1e6, "tensor": 90.0}
+    assert whats(QUIET | never_active) == ["imbalanced", "tensor-bound"]
 
 
 def test_a_short_launch_and_one_of_too_few_ctas():

@@ -65,10 +65,7 @@ def ncu(
     arguments.choice(format, formats.FORMATS, "format")
     if output is not None:
         arguments.output_file(output, [SUFFIXES[format]])
-        if any(
-            path.exists() and output.exists() and path.samefile(output) for path in [*report, *filter(None, [baseline])]
-        ):
-            raise UserError(f"-o {output}: is one of the reports, which would be lost; give another name")
+        _keep(output, [*report, baseline] if baseline else report)
     elif format == "html":
         raise UserError("--format html: give a file to write, such as -o ncu.html")
     found = analyse(
@@ -88,6 +85,20 @@ def ncu(
         _print(found)
     else:
         sys.stdout.write(make[format](found))
+
+
+def _keep(output: Path, inputs: Sequence[Path]) -> None:
+    """UserError where writing would replace a report, one that lies in a folder of reports too."""
+    from profiling.ncu import reading
+
+    if not output.is_file():
+        return
+    lost = any(path.is_file() and path.samefile(output) for path in inputs)
+    if not lost and any(path.is_dir() and path.samefile(output.parent) for path in inputs):
+        with contextlib.suppress(UserError):  # what is no report may be replaced
+            lost = bool(reading.read(output))
+    if lost:
+        raise UserError(f"-o {output}: is one of the reports, which would be lost; give another name")
 
 
 def _as_text(found: Sequence["ReportFindings"]) -> str:

@@ -8,8 +8,8 @@ K and V pass through a ring of ``STAGES`` buffers. Blocks come in the order: a s
 a product of its own size, the last (maybe partial) block, then the full ones from the first on; so the loop itself
 needs no mask. Ragged descriptors give zeros behind a sequence's last row and never write there.
 
-A sequence longer than ``split`` keys is cut: its parts are tiles of their own, which write float32 partial results;
-``merge`` joins them.
+A sequence longer than ``split`` keys is cut: its parts are tiles of their own, which write partial results, each number
+as the sum of two of q's type; ``merge`` joins them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from torch import Tensor
 
 from jfa import instrument, schedule
 from jfa.config import HopperForwardConfig
+from jfa.impl.hopper import merge as merging
 from jfa.impl.hopper import primitives as hopper
 from jfa.impl.triton import launch, primitives
 from jfa.validation import Problem
 
+SPLIT_SHARE, LEAST_SPLIT = 0.4, 1024
 _LN2 = tl.constexpr(0.6931471805599453)
 _SLOTS = tl.constexpr(4)
-_CHUNK_BITS = tl.constexpr(schedule.CHUNK_BITS)
+_PART_SHIFT = tl.constexpr(schedule.PART_SHIFT)
 _DEAL_ON_DEMAND = tl.constexpr(schedule.DEAL_ON_DEMAND)
 
 
@@ -39,6 +41,15 @@ def _blocks_of(low, high, BLOCK: tl.constexpr, TAIL: tl.constexpr):
     rest = columns % BLOCK
     short = tl.where(rest <= TAIL, rest, 0)
     return short, (columns - short + BLOCK - 1) // BLOCK
+
+
+@triton.jit
+def _place_of(step, blocks, PEEL: tl.constexpr):
+    """Which block the ``step``-th is: the last one first, where it is peeled off the loop, as it may need a mask."""
+    if PEEL:
+        return tl.where(step == 0, blocks, step) - 1
+    else:
+        return step
 
 
 @triton.jit
@@ -66,7 +77,7 @@ def jfa_forward_hopper(
     o_desc,
     out,
     lse,
-    partial_out,
+    partial_desc,
     partial_lse,
     q_offsets,
     kv_offsets,
@@ -93,8 +104,9 @@ def jfa_forward_hopper(
     DIM: tl.constexpr,
     STAGES: tl.constexpr,
     REGISTERS: tl.constexpr,
-    SKIP_RESCALE: tl.constexpr,
     PINGPONG: tl.constexpr,
+    PEEL: tl.constexpr,
+    EARLY_FETCH: tl.constexpr,
     DEAL: tl.constexpr,
 ):
     HALF: tl.constexpr = BLOCK_Q // 2
@@ -146,10 +158,10 @@ def jfa_forward_hopper(
                 kv_len = kv_all
                 first = block * BLOCK_Q
                 if SPLIT:
-                    chunk = block >> _CHUNK_BITS
-                    first = (block & ((1 << _CHUNK_BITS) - 1)) * BLOCK_Q
-                    kv_start += chunk * split
-                    kv_len = tl.minimum(kv_all - chunk * split, split)
+                    part = block >> _PART_SHIFT
+                    first = (block & ((1 << _PART_SHIFT) - 1)) * BLOCK_Q
+                    kv_start += part * split
+                    kv_len = tl.minimum(kv_all - part * split, split)
                 slot = turn % _SLOTS
                 tlx.barrier_wait(item_empty[slot], ((turn // _SLOTS) & 1) ^ 1)
                 hopper.put(item_tile[slot], tile)
@@ -160,7 +172,7 @@ def jfa_forward_hopper(
                 hopper.put(item_kv_start[slot], kv_start)
                 hopper.put(item_kv_len[slot], kv_len)
                 if SPLIT:
-                    hopper.put(item_part[slot], tl.where(kv_all > split, chunk, -1))
+                    hopper.put(item_part[slot], tl.where(kv_all > split, part, -1))
                     hopper.put(item_kv_all[slot], kv_all)
                 tlx.barrier_arrive(item_full[slot], 1)
 
@@ -209,7 +221,7 @@ def jfa_forward_hopper(
                 next_block = 0
                 fetched = 0
                 for step in range(blocks):
-                    start = low + tl.where(step == 0, blocks - 1, step - 1) * BLOCK_KV
+                    start = low + _place_of(step, blocks, PEEL) * BLOCK_KV
                     stage = loaded % STAGES
                     phase = (loaded // STAGES) & 1
                     at = hopper.ragged(kv_start, kv_len, start, column)
@@ -224,13 +236,14 @@ def jfa_forward_hopper(
                         v_desc, tlx.local_reshape(v_tiles[stage], [1, 1, BLOCK_KV, DIM]), at, v_full[stage]
                     )
                     loaded += 1
-                    if step == 0:
+                    if EARLY_FETCH and step == 0:
                         next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
-                    elif step == 1:
+                    elif EARLY_FETCH and step == 1:
                         if next_tile < tile_count:
                             next_batch = tl.load(pairs + 2 * (next_tile // heads))
                             next_block = tl.load(pairs + 2 * (next_tile // heads) + 1)
-                    fetched = step + 1
+                    if EARLY_FETCH:
+                        fetched = step + 1
                 if fetched < 1:
                     next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
                 if fetched < 2:
@@ -315,7 +328,7 @@ def jfa_forward_hopper(
                                 hopper.pass_turn(wg)
                         scores = tlx.async_dot_wait(0, scores)
                         tlx.barrier_arrive(k_empty[stage], 1)
-                        start = low + (blocks - 1) * BLOCK_KV
+                        start = low + _place_of(0, blocks, PEEL) * BLOCK_KV
                         if MASKED:
                             columns = start + tl.arange(0, BLOCK_KV)
                             mask = primitives.visible(
@@ -345,8 +358,12 @@ def jfa_forward_hopper(
                                     hopper.pass_turn(wg)
                             scores = tlx.async_dot_wait(1, scores)
                             tlx.barrier_arrive(k_empty[stage], 1)
+                            start = low + _place_of(step, blocks, PEEL) * BLOCK_KV
+                            if not PEEL:
+                                if start + BLOCK_KV > high:
+                                    columns = start + tl.arange(0, BLOCK_KV)
+                                    scores = tl.where((columns < high)[None, :], scores, float("-inf"))
                             if MASKED:
-                                start = low + (step - 1) * BLOCK_KV
                                 if (start < full_low) | (start >= full_high):
                                     columns = start + tl.arange(0, BLOCK_KV)
                                     mask = primitives.visible(
@@ -354,28 +371,10 @@ def jfa_forward_hopper(
                                         HAS_BEFORE, HAS_AFTER,
                                     )  # fmt: skip
                                     scores = tl.where(mask, scores, float("-inf"))
-                            if SKIP_RESCALE > 0:
-                                block_max = tl.max(scores, 1) * score_scale
-                                grown = tl.max(block_max - row_max, 0) > SKIP_RESCALE
-                                if grown:
-                                    new_max = tl.maximum(row_max, block_max)
-                                else:
-                                    new_max = row_max
-                                p = tl.exp2(scores * score_scale - new_max[:, None])
-                                if grown:
-                                    rescale = tl.exp2(row_max - new_max)
-                                    row_sum = row_sum * rescale
-                                row_sum = row_sum + tl.sum(p, 1)
-                                acc = tlx.async_dot_wait(0, acc)
-                                tlx.barrier_arrive(v_empty[behind], 1)
-                                if grown:
-                                    acc = acc * tl.exp2(row_max - new_max)[:, None]
-                                row_max = new_max
-                            else:
-                                p, rescale, row_max, row_sum = _softmax(scores, row_max, row_sum, score_scale, MASKED)
-                                acc = tlx.async_dot_wait(0, acc)
-                                tlx.barrier_arrive(v_empty[behind], 1)
-                                acc = acc * rescale[:, None]
+                            p, rescale, row_max, row_sum = _softmax(scores, row_max, row_sum, score_scale, MASKED)
+                            acc = tlx.async_dot_wait(0, acc)
+                            tlx.barrier_arrive(v_empty[behind], 1)
+                            acc = acc * rescale[:, None]
                             used += 1
                         behind = (used - 1) % STAGES
                         tlx.barrier_wait(v_full[behind], ((used - 1) // STAGES) & 1)
@@ -394,23 +393,28 @@ def jfa_forward_hopper(
                         out_start = q_start
                         if BROADCAST_Q:
                             out_start = batch * q_uniform
-                        tlx.async_descriptor_store_wait(0)
-                        tlx.local_store(o_tiles[wg], acc.to(dtype).reshape(1, 1, HALF, DIM))
-                        tlx.fence("async_shared")
-                        tlx.async_descriptor_store(
-                            o_desc, o_tiles[wg], hopper.ragged(out_start, q_len, first + wg * HALF, head * DIM)
-                        )
+                        hopper.store_tile(
+                            o_desc, o_tiles[wg], acc.to(dtype), out_start, q_len, first + wg * HALF, head * DIM, HALF,
+                            DIM,
+                        )  # fmt: skip
                         at = (out_start + rows).to(tl.int64)
                         tl.store(lse + primitives.wide(head) * total_q + at, row_lse, mask=rows < q_len)
                     if SPLIT:
-                        if part >= 0:
-                            place = hopper.part_place(kv_start, split, part, kv_all)
-                            row = (primitives.wide(place) * heads + head) * q_stride + rows
-                            dims = tl.arange(0, DIM)
-                            tl.store(partial_out + row[:, None] * DIM + dims[None, :], acc)
-                            tl.store(partial_lse + row, row_lse)
+                        if (part >= 0) & (first < q_stride):
+                            place = merging.part_place(kv_start, split, part, kv_all)
+                            at = (place * heads + head) * q_stride
+                            high_half = acc.to(dtype)
+                            hopper.store_tile(
+                                partial_desc, o_tiles[wg], high_half, 2 * at, q_len, first + wg * HALF, 0, HALF, DIM
+                            )
+                            low_half = (acc - high_half.to(tl.float32)).to(dtype)
+                            hopper.store_tile(
+                                partial_desc, o_tiles[wg], low_half, 2 * at + q_stride, q_len, first + wg * HALF, 0,
+                                HALF, DIM,
+                            )  # fmt: skip
+                            tl.store(partial_lse + at + rows, row_lse, mask=rows < q_len)
                 else:
-                    for step in range(blocks + tl.where(short > 0, 1, 0)):
+                    for _ in range(blocks + tl.where(short > 0, 1, 0)):
                         stage = used % STAGES
                         phase = (used // STAGES) & 1
                         tlx.barrier_wait(k_full[stage], phase)
@@ -429,7 +433,7 @@ def jfa_forward_hopper(
             clearers = tl.num_programs(0) * 2
             for item in range(work + clearer, tl.load(counts + 1), clearers):
                 empty = tl.load(pairs + 2 * item)
-                first = tl.load(pairs + 2 * item + 1) * BLOCK_Q
+                first = (tl.load(pairs + 2 * item + 1) & ((1 << _PART_SHIFT) - 1)) * BLOCK_Q
                 q_start, q_len = primitives.sequence(q_offsets, empty, BROADCAST_Q, q_uniform)
                 if BROADCAST_Q:
                     q_start = empty * q_uniform
@@ -460,7 +464,7 @@ def forward(
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     half, tail = config.block_q // 2, config.tail or config.block_kv
     grid = launch.grid(run, problem.heads, q.device, 1)
-    partial_out, partial_lse = _partials(problem, split, config.block_q, q.device)
+    partial_out, partial_lse = merging.partials(problem, split, config.block_q, q)
     facts = {"heads": problem.heads, "head_dim": problem.head_dim}
     with instrument.launch_range("jfa_forward", run.schedule, **facts):
         jfa_forward_hopper[(grid,)](
@@ -472,7 +476,7 @@ def forward(
             launch.ragged_descriptor(out, half),
             out,
             lse,
-            partial_out,
+            None if partial_out is None else launch.ragged_descriptor(partial_out, half),
             partial_lse,
             q_offsets,
             kv_offsets,
@@ -484,7 +488,7 @@ def forward(
             problem.heads // problem.heads_kv,
             problem.q_len,
             problem.total_q,
-            _padded(problem.max_q_len, config.block_q),
+            0 if partial_lse is None else partial_lse.shape[1] // problem.heads,
             split,
             problem.window_left,
             problem.window_right,
@@ -499,25 +503,30 @@ def forward(
             DIM=problem.head_dim,
             STAGES=config.stages,
             REGISTERS=config.registers,
-            SKIP_RESCALE=config.skip_rescale,
             PINGPONG=config.pingpong,
+            PEEL=config.peel,
+            EARLY_FETCH=config.early_fetch,
             DEAL=schedule.deal(run.schedule),
             num_warps=4,
             num_stages=1,
             ptx_options=config.ptx_options,
         )
+    if partial_out is not None and partial_lse is not None:
+        merging.merge(out, lse, partial_out, partial_lse, q_offsets, kv_offsets, problem, run)
     return out, lse
 
 
-def _padded(rows: int, block: int) -> int:
-    return -(-rows // block) * block
+def split_for(problem: Problem, config: HopperForwardConfig, ctas: int) -> int:
+    """Keys from which on a sequence is cut into parts, 0 for never: what exceeds SPLIT_SHARE of a CTA's mean load.
 
-
-def _partials(problem: Problem, split: int, block: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """Room for the partial results of cut sequences: float32 [places, H, padded L_q, D] and without D."""
-    if split == 0:
-        return None, None
-    places = 2 * (problem.total_kv // split + 1)
-    shape = (places, problem.heads, _padded(problem.max_q_len, block))
-    out = torch.empty((*shape, problem.head_dim), dtype=torch.float32, device=device)
-    return out, torch.empty(shape, dtype=torch.float32, device=device)
+    The load is estimated from what the host knows, sequences being as long as the longest query: too high rather than
+    too low, as a part costs its merging. The parts of the longest sequence are about equal.
+    """
+    if problem.window_left >= 0 or problem.window_right >= 0 or problem.max_kv_len == 0:
+        return 0
+    load = problem.total_kv * triton.cdiv(problem.max_q_len, config.block_q) * problem.heads / ctas
+    most = max(int(SPLIT_SHARE * load), LEAST_SPLIT)
+    if problem.max_kv_len <= most:
+        return 0
+    parts = triton.cdiv(problem.max_kv_len, most)
+    return triton.cdiv(triton.cdiv(problem.max_kv_len, parts), config.block_kv) * config.block_kv

@@ -14,7 +14,7 @@ _FIRST_BARRIER = tl.constexpr(9)
 
 @triton.jit
 def ragged(start, rows, row, column):
-    """Coordinates of row ``row`` of the ``rows`` rows from ``start`` on, in a ragged descriptor (see ``launch.ragged``).
+    """Coordinates of row ``row`` of the ``rows`` rows from ``start`` on, of a ragged descriptor (``launch``).
 
     Rows behind the last are outside of the tensor: loads give zeros there, stores leave them alone.
     """
@@ -46,15 +46,15 @@ def pass_turn(OWN: tl.constexpr):
 
 
 @triton.jit
-def part_place(kv_start, split, part, kv_all):
-    """Where a part of a cut sequence keeps its partial result: no two parts have the same place.
+def store_tile(desc, staging, values, start, rows, row, column, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """Write [ROWS, DIM] to row ``row`` of the ``rows`` rows from ``start`` on, by TMA out of this warpgroup's staging.
 
-    Parts begin ``split`` keys apart, within a sequence and from one to the next, but for each sequence's last, which
-    may be short: the lasts lie ``split`` apart among themselves. So twice the start in units of ``split``, plus one
-    for a last part, is taken once; 2 · (keys in all / split + 1) places do.
+    It is done with the staging when :func:`tlx.async_descriptor_store_wait` returns, which the next call waits for.
     """
-    last = (part + 1) * split >= kv_all
-    return kv_start // split * 2 + tl.where(last, 1, 0)
+    tlx.async_descriptor_store_wait(0)
+    tlx.local_store(staging, values.reshape(1, 1, ROWS, DIM))
+    tlx.fence("async_shared")
+    tlx.async_descriptor_store(desc, staging, ragged(start, rows, row, column))
 
 
 @triton.jit

@@ -11,15 +11,16 @@ import torch
 import triton
 import triton.language as tl
 
-from jfa.schedule import Items, Lengths
+from jfa.schedule import PART_SHIFT, Items, Lengths
 
 _CHUNK = 1024
+_PART_SHIFT = tl.constexpr(PART_SHIFT)
 _ROWS = 256
 _RANKED_ROWS, _RANKED_OTHERS = 16, 256
 _MOST_RANKED = 8192
 """Items up to this many are ranked by comparing each with all others (67 million comparisons, one launch); more are
 sorted."""
-_SIZES = ["bound", "batch_count", "uniform_blocks"]
+_SIZES = ["bound", "batch_count", "uniform_blocks", "row_uniform", "column_uniform", "split"]
 """Arguments that differ from batch to batch: no kernel is compiled anew for a value of theirs."""
 
 
@@ -30,9 +31,32 @@ def _store_counts(counts, work, total):
     tl.store(counts + 2, 0)
 
 
-@triton.jit(do_not_specialize=["bound", "batch_count"])
-def _block_ends(offsets, ends, counts, bound, batch_count, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """ends[b] = blocks of sequences 0 … b; counts = (items in all, twice; a counter at zero).
+@triton.jit
+def _blocks(row_offsets, row_uniform, batch, ROWS_UNIFORM: tl.constexpr, BLOCK: tl.constexpr):
+    """Blocks of rows of sequences ``batch``."""
+    return (_lengths(row_offsets, batch, row_uniform, ROWS_UNIFORM) + BLOCK - 1) // BLOCK
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _block_ends(
+    row_offsets,
+    row_uniform,
+    column_offsets,
+    column_uniform,
+    ends,
+    counts,
+    bound,
+    batch_count,
+    split,
+    ROWS_UNIFORM: tl.constexpr,
+    COLUMNS_UNIFORM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """ends[b] = items of sequences 0 … b; counts = (items in all, twice; a counter at zero).
+
+    A sequence has an item a block of rows, with ``SPLIT`` a block of rows and part of ``split`` columns.
 
     ``bound`` is how many items the table holds: where it is less (the longest length was understated), the rest is
     left out, so that no kernel reads behind the table.
@@ -41,19 +65,36 @@ def _block_ends(offsets, ends, counts, bound, batch_count, BLOCK: tl.constexpr, 
     for start in range(0, batch_count, CHUNK):
         at = start + tl.arange(0, CHUNK)
         valid = at < batch_count
-        length = tl.load(offsets + at + 1, mask=valid, other=0) - tl.load(offsets + at, mask=valid, other=0)
-        blocks = (length.to(tl.int32) + BLOCK - 1) // BLOCK
-        tl.store(ends + at, total + tl.cumsum(blocks, 0), mask=valid)
-        total += tl.sum(blocks, 0)
+        batch = tl.minimum(at, batch_count - 1)
+        items = _blocks(row_offsets, row_uniform, batch, ROWS_UNIFORM, BLOCK)
+        if SPLIT:
+            columns = _lengths(column_offsets, batch, column_uniform, COLUMNS_UNIFORM)
+            items *= tl.maximum((columns + split - 1) // split, 1)
+        items = tl.where(valid, items, 0)
+        tl.store(ends + at, total + tl.cumsum(items, 0), mask=valid)
+        total += tl.sum(items, 0)
     total = tl.minimum(total, bound)
     _store_counts(counts, total, total)
 
 
 @triton.jit
-def _locate(rank, ends, batch_count, uniform_blocks, UNIFORM: tl.constexpr):
-    """(batch, block) of natural ranks, int32 tensors; ranks behind the last item give the last sequence."""
-    if UNIFORM:
-        return rank // uniform_blocks, rank % uniform_blocks
+def _locate(
+    rank,
+    ends,
+    batch_count,
+    uniform_blocks,
+    row_offsets,
+    row_uniform,
+    ROWS_UNIFORM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """(batch, block, part) of natural ranks, int32 tensors; ranks behind the last item give the last sequence.
+
+    A sequence's items come part by part, in each part block by block.
+    """
+    if ROWS_UNIFORM and not SPLIT:
+        return rank // uniform_blocks, rank % uniform_blocks, rank * 0
     else:
         low = rank * 0
         high = low + batch_count
@@ -67,7 +108,12 @@ def _locate(rank, ends, batch_count, uniform_blocks, UNIFORM: tl.constexpr):
             steps = steps // 2
         batch = tl.minimum(low, batch_count - 1)
         before = tl.load(ends + tl.maximum(batch - 1, 0))
-        return batch, rank - tl.where(batch > 0, before, 0)
+        inside = rank - tl.where(batch > 0, before, 0)
+        if SPLIT:
+            blocks = tl.maximum(_blocks(row_offsets, row_uniform, batch, ROWS_UNIFORM, BLOCK), 1)
+            return batch, inside % blocks, inside // blocks
+        else:
+            return batch, inside, inside * 0
 
 
 @triton.jit
@@ -78,7 +124,7 @@ def _lengths(offsets, batch, uniform, UNIFORM: tl.constexpr):
         return (tl.load(offsets + batch + 1) - tl.load(offsets + batch)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=[*_SIZES, "row_uniform", "column_uniform", "before", "after"])
+@triton.jit(do_not_specialize=[*_SIZES, "before", "after"])
 def _costs(
     costs,
     row_offsets,
@@ -92,8 +138,10 @@ def _costs(
     uniform_blocks,
     before,
     after,
+    split,
     ROWS_UNIFORM: tl.constexpr,
     COLUMNS_UNIFORM: tl.constexpr,
+    SPLIT: tl.constexpr,
     HAS_BEFORE: tl.constexpr,
     HAS_AFTER: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -102,7 +150,9 @@ def _costs(
     """costs[rank] = columns that at least one row of the block sees; −1 where there is no such item."""
     rank = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = rank < bound
-    batch, block = _locate(rank, ends, batch_count, uniform_blocks, ROWS_UNIFORM)
+    batch, block, part = _locate(
+        rank, ends, batch_count, uniform_blocks, row_offsets, row_uniform, ROWS_UNIFORM, SPLIT, BLOCK
+    )
     batch = tl.minimum(batch, batch_count - 1)
     columns = _lengths(column_offsets, batch, column_uniform, COLUMNS_UNIFORM)
     rows = _lengths(row_offsets, batch, row_uniform, ROWS_UNIFORM)
@@ -114,8 +164,11 @@ def _costs(
         low = tl.maximum(first + shift - before, 0)
     if HAS_AFTER:
         high = tl.minimum(columns, tl.minimum(first + BLOCK, rows) + shift + after)
+    if SPLIT:
+        low = part * split
+        high = tl.minimum(columns, low + split)
     total = bound
-    if not ROWS_UNIFORM:
+    if SPLIT or not ROWS_UNIFORM:
         total = tl.load(counts + 1)
     tl.store(costs + rank, tl.where(rank < total, tl.maximum(high - low, 0), -1), mask=valid)
 
@@ -130,10 +183,14 @@ def _pairs(
     bound,
     batch_count,
     uniform_blocks,
+    row_offsets,
+    row_uniform,
     ROWS_UNIFORM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write (batch, block) of item i of ``order`` (of the natural order, where there is none) to i; and the counts."""
+    """Write (batch, block and part) of item i of ``order`` (without one, the natural order) to i; and the counts."""
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = at < bound
     rank = at
@@ -142,12 +199,14 @@ def _pairs(
         works = tl.load(costs + at, mask=valid, other=0) > 0
         next_works = tl.load(costs + at + 1, mask=at + 1 < bound, other=0) > 0
         tl.store(counts + at * 0, at + 1, mask=works & (next_works == 0))
-    elif ROWS_UNIFORM:
+    elif ROWS_UNIFORM and not SPLIT:
         if tl.program_id(0) == 0:
             _store_counts(counts, bound, bound)
-    batch, block = _locate(rank, ends, batch_count, uniform_blocks, ROWS_UNIFORM)
+    batch, block, part = _locate(
+        rank, ends, batch_count, uniform_blocks, row_offsets, row_uniform, ROWS_UNIFORM, SPLIT, BLOCK
+    )
     tl.store(pairs + 2 * at, batch, mask=valid)
-    tl.store(pairs + 2 * at + 1, block, mask=valid)
+    tl.store(pairs + 2 * at + 1, block + (part << _PART_SHIFT), mask=valid)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -159,11 +218,15 @@ def _ranked_pairs(
     bound,
     batch_count,
     uniform_blocks,
+    row_offsets,
+    row_uniform,
     ROWS_UNIFORM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     OTHERS: tl.constexpr,
 ):
-    """(batch, block) of an item goes where its cost ranks among all, longest first, ties in natural order; the counts.
+    """An item's (batch, block and part) goes where its cost ranks, longest first, ties in natural order; the counts.
 
     Few rows a program: the comparisons then spread over the GPU and their running sums fit into registers.
     """
@@ -180,40 +243,69 @@ def _ranked_pairs(
         work += (cost > 0).to(tl.int32)
     if tl.program_id(0) == 0:
         total = bound
-        if not ROWS_UNIFORM:
+        if SPLIT or not ROWS_UNIFORM:
             total = tl.load(counts + 1)
         _store_counts(counts, tl.sum(work, 0), total)
     place = tl.sum(ahead, 1)
-    batch, block = _locate(at, ends, batch_count, uniform_blocks, ROWS_UNIFORM)
+    batch, block, part = _locate(
+        at, ends, batch_count, uniform_blocks, row_offsets, row_uniform, ROWS_UNIFORM, SPLIT, BLOCK
+    )
     tl.store(pairs + 2 * place, batch, mask=valid)
-    tl.store(pairs + 2 * place + 1, block, mask=valid)
+    tl.store(pairs + 2 * place + 1, block + (part << _PART_SHIFT), mask=valid)
 
 
 def build_items(
-    rows: Lengths, columns: Lengths, batch: int, block: int, *, before: int, after: int, by_cost: bool
+    rows: Lengths,
+    columns: Lengths,
+    batch: int,
+    block: int,
+    *,
+    before: int,
+    after: int,
+    by_cost: bool,
+    split: int = 0,
 ) -> Items:
     """The table of the side that owns tiles (``rows``), in blocks of ``block``, against the other side (``columns``).
 
     ``before`` and ``after`` bound the columns that a row sees, end-aligned as for attention windows (−1: unbounded);
     the backward, whose rows are keys, passes the window's two sides exchanged. ``by_cost`` sorts items by the number of
     columns that they meet, longest first, and keeps those without work behind ``counts[0]``; items that all cost the
-    same stay in their natural order. At least one side is jagged; the table lives where its offsets do.
+    same stay in their natural order. At least one side is jagged; the table lives where its offsets do. With ``split``
+    a sequence of more columns than that is cut into parts of so many, the last one shorter; no window then.
     """
     device = next(side.offsets.device for side in (rows, columns) if side.offsets is not None)
     bound = rows.max_items(batch, block)
     if bound == 0:
         nothing = torch.zeros(3, dtype=torch.int32, device=device)
-        return Items(torch.zeros((0, 2), dtype=torch.int32, device=device), nothing)
+        return Items(torch.zeros((0, 2), dtype=torch.int32, device=device), nothing, split)
     unbounded = before < 0 and after < 0
+    assert unbounded or not split, "a window's tiles are not cut"
+    if split:
+        bound += -(-rows.longest // block) * (columns.total // split)
     by_cost = by_cost and not (columns.offsets is None and columns.uniform > 0 and unbounded)
     ranked = by_cost and bound <= _MOST_RANKED
     counts = torch.empty(3, dtype=torch.int32, device=device)
     uniform = rows.offsets is None
     uniform_blocks = -(-rows.uniform // block)
     ends = counts
-    if not uniform:
+    counted = bool(split) or not uniform
+    shape = {"ROWS_UNIFORM": uniform, "SPLIT": split > 0, "BLOCK": block}
+    if counted:
         ends = torch.empty(batch, dtype=torch.int32, device=device)
-        _block_ends[(1,)](rows.offsets, ends, counts, bound, batch, BLOCK=block, CHUNK=_CHUNK)
+        _block_ends[(1,)](
+            rows.offsets,
+            rows.uniform,
+            columns.offsets,
+            columns.uniform,
+            ends,
+            counts,
+            bound,
+            batch,
+            split,
+            COLUMNS_UNIFORM=columns.offsets is None,
+            CHUNK=_CHUNK,
+            **shape,
+        )
     grid = (triton.cdiv(bound, _ROWS),)
     order = costs = None
     if by_cost:
@@ -231,17 +323,17 @@ def build_items(
             uniform_blocks,
             before,
             after,
-            ROWS_UNIFORM=uniform,
+            split,
             COLUMNS_UNIFORM=columns.offsets is None,
             HAS_BEFORE=before >= 0,
             HAS_AFTER=after >= 0,
-            BLOCK=block,
             ROWS=_ROWS,
+            **shape,
         )
         if not ranked:
             costs, order = costs.sort(descending=True, stable=True)
             counts[:1].zero_()  # fills, not copies from the host, which would wait for the device
-            if uniform:
+            if not counted:
                 counts[1:2].fill_(bound)
                 counts[2:].zero_()
     pairs = torch.empty((bound, 2), dtype=torch.int32, device=device)
@@ -254,10 +346,25 @@ def build_items(
             bound,
             batch,
             uniform_blocks,
-            ROWS_UNIFORM=uniform,
+            rows.offsets,
+            rows.uniform,
             ROWS=_RANKED_ROWS,
             OTHERS=_RANKED_OTHERS,
+            **shape,
         )
     else:
-        _pairs[grid](pairs, order, costs, ends, counts, bound, batch, uniform_blocks, ROWS_UNIFORM=uniform, ROWS=_ROWS)
-    return Items(pairs, counts)
+        _pairs[grid](
+            pairs,
+            order,
+            costs,
+            ends,
+            counts,
+            bound,
+            batch,
+            uniform_blocks,
+            rows.offsets,
+            rows.uniform,
+            ROWS=_ROWS,
+            **shape,
+        )
+    return Items(pairs, counts, split)

@@ -1,0 +1,72 @@
+"""Which kernel a forward runs: the one for its architecture, or the compiler-scheduled one that serves all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from jfa.config import ForwardConfig, HopperForwardConfig, forward_config, hopper_forward_config
+from jfa.validation import Problem
+
+HOPPER = (9, 0)
+HOPPER_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward kernel: its configuration, how it runs, and from how many keys on it cuts a sequence (0: never)."""
+
+    impl: str
+    config: ForwardConfig | HopperForwardConfig
+    run: Callable[..., tuple[Tensor, Tensor]]
+    split: Callable[[Problem, int], int]
+    ctas_per_sm: int
+
+
+@lru_cache
+def has_tlx() -> bool:
+    """Whether the installed Triton brings TLX: fbtriton does, upstream Triton does not."""
+    try:
+        return find_spec("triton.language.extra.tlx") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def resolve(impl: str, capability: tuple[int, int] | None, dtype: torch.dtype) -> str:
+    """The kernel that "auto" means here, or what was asked for.
+
+    ``capability`` None: the interpreter. Raises ValueError or TypeError where what was asked for cannot run.
+    """
+    fits = capability is not None and capability[0] == HOPPER[0] and has_tlx()
+    if impl == "auto":
+        return "hopper" if fits and dtype in HOPPER_DTYPES else "triton"
+    if impl == "hopper" and not fits:
+        where = "Triton's interpreter" if capability is None else f"sm_{capability[0]}{capability[1]}"
+        raise ValueError(
+            f"impl='hopper' needs an sm_90 GPU and a Triton with TLX (fbtriton), this is {where}"
+            f"{'' if has_tlx() else ' without TLX'}; pass impl='auto' or impl='triton'"
+        )
+    if impl == "hopper" and dtype not in HOPPER_DTYPES:
+        raise TypeError(
+            f"q is {dtype}, which impl='hopper' does not support: expected bfloat16 or float16; convert the inputs, or "
+            "pass impl='triton'"
+        )
+    return impl
+
+
+def forward_kernel(impl: str, capability: tuple[int, int] | None, head_dim: int, itemsize: int) -> Forward:
+    """The forward called ``impl`` ("triton" or "hopper") as configured for an architecture."""
+    if impl == "hopper":
+        from jfa.impl.hopper import forward as hopper
+
+        pinned = hopper_forward_config(head_dim)
+        return Forward(impl, pinned, hopper.forward, lambda p, ctas: hopper.split_for(p, pinned, ctas), 1)
+    from jfa.impl.triton import forward
+
+    config = forward_config(capability, head_dim, itemsize)
+    return Forward(impl, config, forward.forward, lambda problem, ctas: 0, config.ctas_per_sm)

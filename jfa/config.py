@@ -54,7 +54,7 @@ class HopperForwardConfig:
     tail: int = 64
     stages: int = 2
     registers: int = 240
-    pingpong: bool = True
+    pingpong: bool = False
     peel: bool = True
     early_fetch: bool = True
     # Triton asks ptxas for another register allocator, which spills here; the last option given wins.
@@ -108,10 +108,12 @@ def forward_config(capability: tuple[int, int] | None, head_dim: int, itemsize: 
 def hopper_forward_config(head_dim: int) -> HopperForwardConfig:
     """The warp-specialised forward's configuration for a head dimension."""
     # Measured on an H200, bf16, D 128; TFLOP/s on hsp-loguniform, self-lognormal, dense-1024 and dense-4096:
-    #   this                                        564, 637, 607, 637
-    #   no tail of its own                          550, 628, 597, 640
-    #   rescaling only where a maximum grew 256×    561, 632, 598, 638, so every step rescales
-    #   Triton's own register allocation            544, 623, 600, 637
+    #   with ping-pong                              564, 637, 607, 637
+    #   and no tail of its own                      550, 628, 597, 640
+    #   and rescaling where a maximum grew 256×     561, 632, 598, 638, so every step rescales
+    #   and Triton's own register allocation        544, 623, 600, 637
+    # In another run, loguniform, self-lognormal and dense-512: this 584, 672, 558; with ping-pong 571, 640, 552; that
+    # and the mask in the loop 568, 636, 510; that and late fetching 571, 640, 545.
     return HopperForwardConfig()
 
 

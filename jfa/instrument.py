@@ -61,7 +61,7 @@ def read_sm():
 
 
 @triton.jit
-def store_word(address, word):
+def _store_word_of_cta(address, word):
     """One int64 to an 8-byte aligned address, by the CTA's first thread alone."""
     tl.inline_asm_elementwise(
         """{
@@ -81,7 +81,7 @@ def store_word(address, word):
 
 
 @triton.jit
-def store_pair(address, first, second):
+def _store_pair_of_cta(address, first, second):
     """Two int64 to a 16-byte aligned address, by the CTA's first thread alone in one store."""
     tl.inline_asm_elementwise(
         """{
@@ -101,21 +101,93 @@ def store_pair(address, first, second):
 
 
 @triton.jit
-def open_lane(recorder, lane, capacity, LEVEL: tl.constexpr):
-    """Address of this lane, int64; writes the start half of its header (level cta and above)."""
+def _store_word_of_role(address, word):
+    """One int64 to an 8-byte aligned address, by this warpgroup's first thread alone."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred leader;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        and.b32 thread, thread, 127;
+        setp.eq.u32 leader, thread, 0;
+        @leader st.global.b64 [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,l",
+        [address.to(tl.int64), word],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _store_pair_of_role(address, first, second):
+    """Two int64 to a 16-byte aligned address, by this warpgroup's first thread alone in one store."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred leader;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        and.b32 thread, thread, 127;
+        setp.eq.u32 leader, thread, 0;
+        @leader st.global.v2.b64 [$1], {$2, $3};
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,l,l",
+        [address.to(tl.int64), first, second],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def store_word(address, word, ROLES: tl.constexpr):
+    """One int64 to an 8-byte aligned address, by one thread: the CTA's first, with ``ROLES`` this warpgroup's."""
+    if ROLES:
+        _store_word_of_role(address, word)
+    else:
+        _store_word_of_cta(address, word)
+
+
+@triton.jit
+def store_pair(address, first, second, ROLES: tl.constexpr):
+    """Two int64 to a 16-byte aligned address in one store, by one thread, as :func:`store_word`."""
+    if ROLES:
+        _store_pair_of_role(address, first, second)
+    else:
+        _store_pair_of_cta(address, first, second)
+
+
+@triton.jit
+def open_lane(recorder, lane, capacity, LEVEL: tl.constexpr, ROLES: tl.constexpr = False):
+    """Address of this lane, int64; writes the start half of its header (level cta and above).
+
+    ``ROLES``: each warpgroup of the CTA has a lane of its own; it goes with every call on such a lane.
+    """
     if LEVEL >= 1:
         address = recorder + lane.to(tl.int64) * (_HEADER_WORDS + _EVENT_WORDS * capacity)
         timer = read_timer()
         clock = read_clock()
-        store_pair(address, read_sm().to(tl.int64), timer)
-        store_word(address + 2, clock)
+        store_pair(address, read_sm().to(tl.int64), timer, ROLES)
+        store_word(address + 2, clock, ROLES)
         return address
     else:
         return 0
 
 
 @triton.jit
-def begin_span(lane, count, capacity, KIND: tl.constexpr, stage, LEVEL: tl.constexpr, AT: tl.constexpr):
+def begin_span(
+    lane,
+    count,
+    capacity,
+    KIND: tl.constexpr,
+    stage,
+    LEVEL: tl.constexpr,
+    AT: tl.constexpr,
+    ROLES: tl.constexpr = False,
+):
     """Note when a span begins, where ``LEVEL`` reaches ``AT``: nothing of it stays in a register until its end.
 
     Both clocks are read, so that every span ties its SM's cycles to the common axis. ``KIND`` is one of
@@ -127,30 +199,66 @@ def begin_span(lane, count, capacity, KIND: tl.constexpr, stage, LEVEL: tl.const
         zero = tl.full((), 0, tl.int64)
         word = (began & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56)
         if count < capacity:
-            store_pair(lane + _HEADER_WORDS + _EVENT_WORDS * count, word, timer)
+            store_pair(lane + _HEADER_WORDS + _EVENT_WORDS * count, word, timer, ROLES)
 
 
 @triton.jit
-def end_span(lane, count, capacity, tile, LEVEL: tl.constexpr, AT: tl.constexpr):
+def end_span(lane, count, capacity, tile, LEVEL: tl.constexpr, AT: tl.constexpr, ROLES: tl.constexpr = False):
     """Note when the span ends that began last, and whose it was (tile −1: nobody's); the lane's new count of events."""
     if LEVEL >= AT:
         ended = read_clock()
         word = (ended & 0xFFFFFFFF) | ((tl.full((), 0, tl.int64) + tile + 1) << 32)
         if count < capacity:
-            store_word(lane + _HEADER_WORDS + _EVENT_WORDS * count + 2, word)
+            store_word(lane + _HEADER_WORDS + _EVENT_WORDS * count + 2, word, ROLES)
         return count + 1
     else:
         return count
 
 
 @triton.jit
-def close_lane(lane, count, LEVEL: tl.constexpr):
+def behind(count, LEVEL: tl.constexpr, AT: tl.constexpr):
+    """The place behind a span that was begun at ``count``, for spans inside it: its end still goes to ``count``."""
+    if LEVEL >= AT:
+        return count + 1
+    else:
+        return count
+
+
+@triton.jit
+def begin_wait(LEVEL: tl.constexpr):
+    """When a wait begins, in cycles (level wait)."""
+    if LEVEL >= 3:
+        return read_clock()
+    else:
+        return 0
+
+
+@triton.jit
+def end_wait(lane, count, capacity, began, KIND: tl.constexpr, stage, tile, LEVEL: tl.constexpr):
+    """Note a wait that began at ``began`` and ends now, of a role's lane; the lane's new count of events.
+
+    ``stage``: which of a ring's buffers, −1 for none. Waits are many and short: no global timer is read.
+    """
+    if LEVEL >= 3:
+        ended = read_clock()
+        zero = tl.full((), 0, tl.int64)
+        if count < capacity:
+            place = lane + _HEADER_WORDS + _EVENT_WORDS * count
+            store_word(place, (began & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56), True)
+            store_word(place + 2, (ended & 0xFFFFFFFF) | ((zero + tile + 1) << 32), True)
+        return count + 1
+    else:
+        return count
+
+
+@triton.jit
+def close_lane(lane, count, LEVEL: tl.constexpr, ROLES: tl.constexpr = False):
     """Write the end half of the lane's header."""
     if LEVEL >= 1:
         timer = read_timer()
         clock = read_clock()
-        store_word(lane + 3, timer)
-        store_pair(lane + 4, clock, tl.full((), 0, tl.int64) + count)
+        store_word(lane + 3, timer, ROLES)
+        store_pair(lane + 4, clock, tl.full((), 0, tl.int64) + count, ROLES)
 
 
 @triton.jit

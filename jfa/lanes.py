@@ -26,7 +26,21 @@ from numpy.typing import NDArray
 HEADER_WORDS = 8
 EVENT_WORDS = 4
 LEVELS = {"off": 0, "cta": 1, "tile": 2, "wait": 3}
-KINDS = {"tile": 1, "zero": 2}
+WAITS = {
+    "item_full": 16,
+    "item_empty": 17,
+    "q_full": 18,
+    "q_empty": 19,
+    "k_full": 20,
+    "k_empty": 21,
+    "v_full": 22,
+    "v_empty": 23,
+    "turn": 24,
+}
+"""Numbers of the barriers that a role waits for. ``full``: until a buffer holds its load, ``empty``: until it may be
+overwritten; ``turn``: for the other warpgroup at the tensor cores."""
+
+KINDS = {"tile": 1, "zero": 2} | {f"wait:{barrier}": number for barrier, number in WAITS.items()}
 
 _CLOCK_MASK = (1 << 48) - 1
 _SEGMENT_NS = 50_000

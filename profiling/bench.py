@@ -53,6 +53,7 @@ class Row:
     rounds: int = 0
     error: str = ""
     grade: str = "measured"
+    samples_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def measure(
     interrupted = False
     try:
         inputs = workload.inputs(clock.device, requires_grad=True)
-        for contestant in (*_ours(workload, inputs, schedules), *_theirs(workload, inputs, attends)):
+        for contestant in (*_ours(workload, inputs, schedules, direction), *_theirs(workload, inputs, attends)):
             turns.append(_prepare(contestant, inputs, direction, clock))
         _take_turns(turns, clock)
     except KeyboardInterrupt:
@@ -264,12 +265,17 @@ def measure(
     return [*(_row(turn, workload, direction) for turn in turns), *failed], interrupted
 
 
-def _ours(workload: Workload, inputs: Inputs, schedules: Sequence[str]) -> Iterator[Contestant]:
+def _ours(workload: Workload, inputs: Inputs, schedules: Sequence[str], direction: str) -> Iterator[Contestant]:
+    """Each kernel of ours under each schedule; a backward that several forwards share is timed once."""
     from jfa import jagged_attention
+    from jfa.impl import choice
+    from jfa.impl.triton import launch
 
-    for schedule in schedules:
+    best = choice.resolve("auto", launch.capability(inputs.q.device), inputs.q.dtype)
+    kernels = dict.fromkeys((best, "triton")) if direction == "forward" else ("triton",)
+    for impl, schedule in itertools.product(kernels, schedules):
 
-        def forward(schedule: str = schedule) -> torch.Tensor:
+        def forward(impl: str = impl, schedule: str = schedule) -> torch.Tensor:
             out = jagged_attention(
                 inputs.q,
                 inputs.k,
@@ -280,12 +286,12 @@ def _ours(workload: Workload, inputs: Inputs, schedules: Sequence[str]) -> Itera
                 max_kv_len=workload.max_kv_len,
                 causal=workload.causal,
                 window=workload.window,
-                impl="triton",
+                impl=impl,
                 schedule=schedule,
             )
             return cast("torch.Tensor", out)
 
-        yield Contestant("jfa-triton", schedule, forward, (inputs.q, inputs.k, inputs.v))
+        yield Contestant(f"jfa-{impl}", schedule, forward, (inputs.q, inputs.k, inputs.v))
 
 
 def _theirs(workload: Workload, inputs: Inputs, attends: dict[str, Callable[..., Any]]) -> Iterator[Contestant]:
@@ -370,4 +376,5 @@ def _row(turn: Turn, workload: Workload, direction: str) -> Row:
     if turn.error or not turn.samples:
         return Row(*who, error=turn.error or "interrupted before its first round")
     median, iqr, tflops = summarise(turn.samples, workload.flop(direction))
-    return Row(*who, median, iqr, tflops, len(turn.samples))
+    samples = tuple(round(sample, 5) for sample in turn.samples)
+    return Row(*who, median, iqr, tflops, len(turn.samples), samples_ms=samples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jfa.workloads import Workload
 from profiling.errors import UserError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from jfa.config import BackwardConfig, ForwardConfig, HopperForwardConfig
+    from jfa.impl.triton.launch import Run
     from jfa.instrument import Recorder
     from jfa.schedule import Items
 
@@ -33,7 +34,10 @@ class Launcher:
     heads: int
     items: Items
     ctas: int
-    run: Callable[[Recorder], Any]
+    run: Callable[[Recorder], Run]
+    impl: str = "triton"
+    roles: tuple[str, ...] = ("cta",)
+    """The CTA's warpgroups that record by themselves, in the order of their lanes; without them "cta"."""
 
 
 def launch(
@@ -114,22 +118,34 @@ def prepare(workload: Workload, schedule: str, direction: str, device: torch.dev
     items = attention.forward_items(*offsets, problem, forward_as.block_q, schedule, split)
     if direction == "forward":
 
-        def run_forward(recorder: Recorder) -> Any:
-            return forward.run(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items, recorder))
+        def run_forward(recorder: Recorder) -> Run:
+            run = launch.Run(schedule, items, recorder)
+            forward.run(q, k, v, *offsets, problem, forward_as, run)
+            return run
 
         ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, forward.ctas_per_sm)
-        name = "jfa_forward" if kernel == "triton" else f"jfa_forward_{kernel}"
         return Launcher(
-            name, direction, schedule, forward_as, forward_as.block_q, problem.heads, items, ctas, run_forward
+            kernel="jfa_forward",
+            direction=direction,
+            schedule=schedule,
+            config=forward_as,
+            block=forward_as.block_q,
+            heads=problem.heads,
+            items=items,
+            ctas=ctas,
+            run=run_forward,
+            impl=kernel,
+            roles=forward.roles,
         )
     out, lse = forward.run(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
     grad_out = inputs.grad_out.reshape(out.shape)
     backward_as = backward_config(capability, problem.head_dim, size)
     key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)
 
-    def run_backward(recorder: Recorder) -> Any:
+    def run_backward(recorder: Recorder) -> Run:
         run = launch.Run(schedule, key_items, recorder)
-        return backward.backward(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
+        backward.backward(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
+        return run
 
     heads = problem.heads_kv
     ctas = launch.grid(launch.Run(schedule, key_items), heads, device, backward_as.ctas_per_sm)

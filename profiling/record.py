@@ -14,8 +14,7 @@ from jfa.lanes import KINDS
 from jfa.workloads import Workload
 from profiling.bench import WARMUP_RUNS, GpuClock
 from profiling.errors import UserError
-from profiling.launching import Launcher, gpu
-from profiling.launching import prepare as _launcher
+from profiling.launching import Launcher, gpu, prepare
 from profiling.recording import SCHEMA, Recording
 from profiling.versions import versions
 
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
 
     from jfa.instrument import Recorder
     from jfa.lanes import Lanes
+
+
+WAITS_A_TILE, WAITS_A_STEP = 8, 3
+"""Waits of a warpgroup at most: for the item, its buffers and the queries; for K, V and its turn."""
 
 
 def record(
@@ -36,7 +39,7 @@ def record(
     launches: int = 1,
     repeats: int = 20,
 ) -> Recording:
-    """Run ``workload`` and record ``launches`` launches at ``level`` (cta or tile).
+    """Run ``workload`` and record ``launches`` launches at ``level`` (cta, tile or wait).
 
     The plain and the recorded kernel are timed ``repeats`` times, in turn, in this process, as ``bench`` times; both
     medians and spreads go into the metadata. The tile table is built before: its cost is not in these times.
@@ -47,18 +50,23 @@ def record(
     device = gpu()
     for name, given, known in (
         ("direction", direction, ("forward", "backward")),
-        ("impl", impl, ("auto", "triton")),
-        ("level", level, ("cta", "tile")),
+        ("impl", impl, ("auto", "triton", "hopper")),
+        ("level", level, ("cta", "tile", "wait")),
     ):
         if given not in known:
             raise UserError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
     from jfa import instrument
 
-    launcher = _launcher(workload, schedule, direction, device)
-    capacity = _capacity(launcher, level)
+    launcher = prepare(workload, schedule, direction, device, impl)
+    if level == "wait" and launcher.roles == ("cta",):
+        raise UserError(
+            f"level wait: the {launcher.impl} {direction} has no roles that wait for each other; record the forward on "
+            "an sm_90 GPU with impl hopper, or at level tile"
+        )
+    capacity = _capacity(launcher, workload, level)
 
     def recorder() -> Recorder:
-        return instrument.Recorder.allocate(level, launcher.ctas, capacity, device)
+        return instrument.Recorder.allocate(level, launcher.ctas * len(launcher.roles), capacity, device)
 
     with instrument.workload_label(workload.name):
         clock = GpuClock()
@@ -74,21 +82,21 @@ def record(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": _gpu(device, taken),
         "versions": versions(),
-        "kernel": _kernel(launcher, device),
+        "kernel": _kernel(launcher, device) | _resources(launcher, recorder()),
         "workload": workload.metadata(direction),
         "level": level,
         "launches": launches,
         "events": _losses(taken),
         "durations": durations,
         "clock": _worst_clock(taken),
-        "command": _command(workload, schedule, direction, level, launches, repeats),
+        "command": _command(workload, schedule, direction, launcher.impl, level, launches, repeats),
     }
     frames = [_frame(index, spans, launcher, workload, level) for index, spans in enumerate(taken)]
     return Recording(pd.concat(frames, ignore_index=True), metadata)
 
 
-def _capacity(launcher: Launcher, level: str) -> int:
-    """Events a lane can hold: its tiles, and the clearing of rows.
+def _capacity(launcher: Launcher, workload: Workload, level: str) -> int:
+    """Events a lane can hold: its tiles, the clearing of rows, and at level wait its waits.
 
     On demand a CTA may take many more tiles than its share, but not more than there are.
     """
@@ -100,7 +108,12 @@ def _capacity(launcher: Launcher, level: str) -> int:
     share = -(-tiles // launcher.ctas)
     if deal(launcher.schedule) == DEAL_ON_DEMAND:
         share = min(tiles, 16 * share + 1024)
-    return share + 1
+    if level == "tile":
+        return share + 1
+    per_head = (workload.kv_lens // launcher.config.block_kv + 2) * -(-workload.q_lens // launcher.block)
+    steps = int(per_head.sum()) * launcher.heads
+    longest = int((workload.kv_lens // launcher.config.block_kv + 2).max(initial=0))
+    return WAITS_A_TILE * share + WAITS_A_STEP * (2 * steps // launcher.ctas + 2 * longest)
 
 
 def _durations(launcher: Launcher, recorder: Recorder, clock: GpuClock, repeats: int) -> dict[str, float]:
@@ -127,15 +140,18 @@ def _durations(launcher: Launcher, recorder: Recorder, clock: GpuClock, repeats:
 
 def _frame(index: int, spans: Lanes, launcher: Launcher, workload: Workload, level: str) -> pd.DataFrame:
     """The rows of one launch."""
+    roles = len(launcher.roles)
     lives = pd.DataFrame(
         {
-            "cta": spans.lane,
+            "cta": spans.lane // roles,
+            "role": spans.lane % roles,
             "sm": spans.sm,
             "event": "cta",
             "tile": -1,
             "batch": -1,
             "head": -1,
             "block": -1,
+            "stage": -1,
             "start_ns": spans.start_ns,
             "end_ns": spans.end_ns,
         }
@@ -145,9 +161,11 @@ def _frame(index: int, spans: Lanes, launcher: Launcher, workload: Workload, lev
         names = {number: name for name, number in KINDS.items()}
         tiles = pd.DataFrame(
             {
-                "cta": spans.lane[spans.event_lane],
+                "cta": spans.lane[spans.event_lane] // roles,
+                "role": spans.lane[spans.event_lane] % roles,
                 "sm": spans.sm[spans.event_lane],
-                "event": [names[int(kind)] for kind in spans.kind],
+                "event": pd.Series(spans.kind).map(names),
+                "stage": spans.stage,
                 **_tile_columns(spans.tile, launcher, workload),
                 "start_ns": spans.event_start_ns,
                 "end_ns": spans.event_end_ns,
@@ -155,20 +173,29 @@ def _frame(index: int, spans: Lanes, launcher: Launcher, workload: Workload, lev
         )
         frames.append(tiles)
     rows = pd.concat(frames, ignore_index=True)
-    return rows.assign(launch=index, role="cta", stage=-1)
+    role = pd.Categorical.from_codes(rows["role"].to_numpy(), pd.Index(launcher.roles))
+    return rows.assign(launch=index, role=role)
 
 
 def _tile_columns(tile: np.ndarray, launcher: Launcher, workload: Workload) -> dict[str, np.ndarray]:
-    """tile (rank in the natural order), batch, head and block of tiles numbered in the schedule's order; −1 stays."""
+    """tile (rank in the natural order), batch, head and block of tiles numbered in the schedule's order; −1 stays.
+
+    The parts of a cut sequence are tiles of their own, one part after the other.
+    """
+    from jfa.schedule import PART_SHIFT
+
     pairs = launcher.items.pairs.cpu().numpy()
     owner = workload.q_lens if launcher.direction == "forward" else workload.kv_lens
     blocks = -(-owner // launcher.block)
-    first = np.cumsum(blocks) - blocks
+    split = launcher.items.split
+    items = blocks * np.maximum(-(-workload.kv_lens // split), 1) if split else blocks
+    first = np.cumsum(items) - items
     real = tile >= 0
     item = np.where(real, tile // launcher.heads, 0)
     head = np.where(real, tile % launcher.heads, -1)
-    batch, block = pairs[item, 0], pairs[item, 1]
-    natural = (first[batch] + block) * launcher.heads + head
+    batch, block = pairs[item, 0], pairs[item, 1] & ((1 << PART_SHIFT) - 1)
+    part = pairs[item, 1] >> PART_SHIFT
+    natural = (first[batch] + part * blocks[batch] + block) * launcher.heads + head
     return {
         "tile": np.where(real, natural, -1),
         "batch": np.where(real, batch, -1),
@@ -217,7 +244,7 @@ def _kernel(launcher: Launcher, device: torch.device) -> dict[str, Any]:
     major, minor = torch.cuda.get_device_capability(device)
     return {
         "name": launcher.kernel,
-        "impl": "triton",
+        "impl": launcher.impl,
         "direction": launcher.direction,
         "schedule": launcher.schedule,
         "arch": f"sm_{major}{minor}",
@@ -225,11 +252,33 @@ def _kernel(launcher: Launcher, device: torch.device) -> dict[str, Any]:
         "config_hash": config_hash(launcher.config),
         "plain_config_hash": config_hash(launcher.config),
         "num_ctas": launcher.ctas,
+        "split": launcher.items.split,
     }
 
 
-def _command(workload: Workload, schedule: str, direction: str, level: str, launches: int, repeats: int) -> str:
+def _resources(launcher: Launcher, recorder: Recorder) -> dict[str, Any]:
+    """What the compiler gave the plain and the recorded kernel: registers a thread, stack frame and SMEM in bytes.
+
+    The two are compiled from one configuration; here stands whether they came out alike.
+    """
+    from jfa.instrument import OFF
+
+    found = {}
+    for name, which in (("plain_resources", OFF), ("recorded_resources", recorder)):
+        kernel = launcher.run(which).compiled[-1]
+        # Triton calls the stack frame, in words, spills.
+        found[name] = {
+            "registers": kernel.n_regs,
+            "stack_bytes": 4 * kernel.n_spills,
+            "shared_bytes": kernel.metadata.shared,
+        }
+    return found
+
+
+def _command(
+    workload: Workload, schedule: str, direction: str, impl: str, level: str, launches: int, repeats: int
+) -> str:
     return (
         f"python -m profiling record --workload {workload.name} --schedule {schedule} --direction {direction} "
-        f"--level {level} --launches {launches} --repeats {repeats}"
+        f"--impl {impl} --level {level} --launches {launches} --repeats {repeats}"
     )

@@ -149,7 +149,7 @@ def test_all_take_turns_and_one_that_raises_does_not_end_the_run(few_rounds, dir
 
 def test_the_broadcast_q_is_expanded_for_peers_and_gives_the_same_output(few_rounds):
     inputs = SMALL.inputs("cpu", requires_grad=True)
-    (ours,) = module._ours(SMALL, inputs, ["static"])
+    (ours,) = module._ours(SMALL, inputs, ["static"], "forward")
     (theirs,) = module._theirs(SMALL, inputs, {"sdpa": sdpa})
     out = ours.forward()
     np.testing.assert_allclose(

@@ -12,7 +12,8 @@ import triton.language as tl
 
 from jfa import instrument, schedule, workloads
 from profiling.errors import UserError
-from profiling.record import _capacity, _launcher, _tile_columns, record
+from profiling.launching import prepare
+from profiling.record import _capacity, _tile_columns, record
 from profiling.recording import Recording
 from profiling.sm_time import sm_time, summary
 
@@ -46,25 +47,25 @@ def test_without_a_gpu_it_says_so_in_one_line(device: str) -> None:
 )
 def test_a_workload_without_rows_is_refused(direction: str, changed: dict[str, np.ndarray], device: str) -> None:
     with pytest.raises(UserError, match=f"the {direction} of small has no rows"):
-        _launcher(replace(FEW, **changed), "static", direction, torch.device(device))
+        prepare(replace(FEW, **changed), "static", direction, torch.device(device))
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("name", schedule.SCHEDULES)
 def test_lanes_hold_what_a_cta_can_take(name: str, direction: str, device: str) -> None:
     """Exactly that where the deal fixes it: with one CTA a tile, room for many would be gigabytes."""
-    launcher = _launcher(FEW, name, direction, torch.device(device))
+    launcher = prepare(FEW, name, direction, torch.device(device))
     tiles = launcher.items.max_items * launcher.heads
     clearing = 1
     expected = {"grid": 1, "static": -(-tiles // launcher.ctas), "balanced": -(-tiles // launcher.ctas)}
-    assert _capacity(launcher, "tile") == expected.get(name, tiles) + clearing
-    assert _capacity(launcher, "cta") == 0
+    assert _capacity(launcher, FEW, "tile") == expected.get(name, tiles) + clearing
+    assert _capacity(launcher, FEW, "cta") == 0
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("name", ["static", "balanced"])
 def test_a_tile_has_one_rank_under_every_schedule(name: str, direction: str, device: str) -> None:
-    launcher = _launcher(FEW, name, direction, torch.device(device))
+    launcher = prepare(FEW, name, direction, torch.device(device))
     work = int(launcher.items.counts[0]) * launcher.heads
     columns = _tile_columns(np.array([-1, *range(work)]), launcher, FEW)
     assert [int(column[0]) for column in columns.values()] == [-1] * 4

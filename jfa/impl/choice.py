@@ -19,13 +19,17 @@ HOPPER_DTYPES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward kernel: its configuration, how it runs, and from how many keys on it cuts a sequence (0: never)."""
+    """A forward kernel: its configuration, how it runs, and from how many keys on it cuts a sequence (0: never).
+
+    ``roles``: its warpgroups that record by themselves; "cta" where the whole CTA does.
+    """
 
     impl: str
     config: ForwardConfig | HopperForwardConfig
     run: Callable[..., tuple[Tensor, Tensor]]
     split: Callable[[Problem, int], int]
     ctas_per_sm: int
+    roles: tuple[str, ...] = ("cta",)
 
 
 @lru_cache
@@ -65,7 +69,7 @@ def forward_kernel(impl: str, capability: tuple[int, int] | None, head_dim: int,
         from jfa.impl.hopper import forward as hopper
 
         pinned = hopper_forward_config(head_dim)
-        return Forward(impl, pinned, hopper.forward, lambda p, ctas: hopper.split_for(p, pinned, ctas), 1)
+        return Forward(impl, pinned, hopper.forward, lambda p, ctas: hopper.split_for(p, pinned, ctas), 1, hopper.ROLES)
     from jfa.impl.triton import forward
 
     config = forward_config(capability, head_dim, itemsize)

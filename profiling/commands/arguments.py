@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # In the order in which they are shown; jfa.schedule has the same names and needs torch to say so.
 SCHEDULES = ("grid", "static", "balanced", "dynamic", "balanced-dynamic")
 DIRECTIONS = ("forward", "backward")
-LEVELS = ("cta", "tile")
-IMPLEMENTATIONS = ("auto", "triton")
+LEVELS = ("cta", "tile", "wait")
+IMPLEMENTATIONS = ("auto", "triton", "hopper")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 RecordingFile = Annotated[Path, typer.Argument(metavar="FILE", help="A recording, as `record` writes it.")]

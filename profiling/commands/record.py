@@ -19,7 +19,9 @@ def record(
     schedule: Annotated[str, typer.Option(help=", ".join(arguments.SCHEDULES))] = "balanced-dynamic",
     direction: Annotated[str, typer.Option(help=" or ".join(arguments.DIRECTIONS))] = "forward",
     impl: Annotated[str, typer.Option(help=" or ".join(arguments.IMPLEMENTATIONS))] = "auto",
-    level: Annotated[str, typer.Option(help="cta: when each CTA ran; tile: each of its tiles too.")] = "tile",
+    level: Annotated[
+        str, typer.Option(help="cta: when CTAs ran; tile: their tiles too; wait: a role's waits too.")
+    ] = "tile",
     launches: Annotated[int, typer.Option(min=1, help="How many launches to record.")] = 1,
     repeats: Annotated[int, typer.Option(min=2, help="Timed runs of the plain and of the recorded kernel.")] = 20,
 ) -> None:

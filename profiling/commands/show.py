@@ -74,6 +74,20 @@ def show(file: arguments.RecordingFile, json: arguments.Json = False) -> None:
         printing.table(tail["sequences"], TAIL_COLUMNS, title="What ran late, by sequence", grade=grade)
 
 
+def _resources(recording: "Recording") -> str:
+    """How the recorded kernel came out beside the plain one; "" where the recording does not say."""
+    plain, recorded = (recording.get(f"kernel.{which}_resources") for which in ("plain", "recorded"))
+    if not isinstance(plain, dict) or not isinstance(recorded, dict):
+        return ""
+    words = "{registers} registers, {stack_bytes} B stack, {shared_bytes:,} B SMEM"
+    try:
+        if plain == recorded:
+            return f"{words.format(**plain)}, recorded and plain alike"
+        return f"recorded {words.format(**recorded)}; plain {words.format(**plain)}"
+    except (KeyError, ValueError, TypeError):
+        return ""
+
+
 def _launch_rows(plain: dict[str, Any], launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row a launch; the plain kernel's time and TFLOP/s belong to the recording and are repeated."""
     return views.split_rows([{**plain, **launch} for launch in launches])
@@ -96,6 +110,8 @@ def _facts(recording: "Recording") -> Iterator[tuple[str, str]]:
     plain, recorded = (duration(recording.number(f"durations.{which}_ns")) for which in ("plain", "recorded"))
     if not math.isnan(cost := recording.overhead()):
         yield "recording", f"{recorded} recorded, {plain} plain: {overhead(cost)} ({recording.grade})"
+    if differs := _resources(recording):
+        yield "compiled", differs
     versions = recording.get("versions", {})
     known = [f"{name} {version}" for name, version in versions.items() if version] if isinstance(versions, dict) else []
     if known:

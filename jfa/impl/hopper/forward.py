@@ -20,16 +20,29 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 from torch import Tensor
 
-from jfa import instrument, schedule
+from jfa import instrument, lanes, schedule
 from jfa.config import HopperForwardConfig
 from jfa.impl.hopper import merge as merging
 from jfa.impl.hopper import primitives as hopper
 from jfa.impl.triton import launch, primitives
 from jfa.validation import Problem
 
-SPLIT_SHARE, LEAST_SPLIT = 0.4, 1024
+ROLES = ("load", "mma0", "mma1")
+"""The warpgroups of a CTA, in the order of their lanes in a recording."""
+SPLIT_SHARE, LEAST_SPLIT = 0.85, 1024
+_ROLES = tl.constexpr(len(ROLES))
 _LN2 = tl.constexpr(0.6931471805599453)
 _SLOTS = tl.constexpr(4)
+_ITEM_FULL = tl.constexpr(lanes.WAITS["item_full"])
+_ITEM_EMPTY = tl.constexpr(lanes.WAITS["item_empty"])
+_Q_FULL = tl.constexpr(lanes.WAITS["q_full"])
+_Q_EMPTY = tl.constexpr(lanes.WAITS["q_empty"])
+_K_FULL = tl.constexpr(lanes.WAITS["k_full"])
+_K_EMPTY = tl.constexpr(lanes.WAITS["k_empty"])
+_V_FULL = tl.constexpr(lanes.WAITS["v_full"])
+_V_EMPTY = tl.constexpr(lanes.WAITS["v_empty"])
+_KIND_TILE = tl.constexpr(lanes.KINDS["tile"])
+_KIND_ZERO = tl.constexpr(lanes.KINDS["zero"])
 _PART_SHIFT = tl.constexpr(schedule.PART_SHIFT)
 _DEAL_ON_DEMAND = tl.constexpr(schedule.DEAL_ON_DEMAND)
 
@@ -65,7 +78,7 @@ def _softmax(scores, row_max, row_sum, score_scale, GUARD: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["batch_count", "q_uniform", "total_q", "q_stride", "split", "before", "after"],
+    do_not_specialize=["batch_count", "q_uniform", "total_q", "q_stride", "split", "before", "after", "capacity"],
     do_not_specialize_on_alignment=["counter"],
 )
 def jfa_forward_hopper(
@@ -94,6 +107,8 @@ def jfa_forward_hopper(
     before,
     after,
     score_scale,
+    recorder,
+    capacity,
     BROADCAST_Q: tl.constexpr,
     HAS_BEFORE: tl.constexpr,
     HAS_AFTER: tl.constexpr,
@@ -108,6 +123,7 @@ def jfa_forward_hopper(
     PEEL: tl.constexpr,
     EARLY_FETCH: tl.constexpr,
     DEAL: tl.constexpr,
+    LEVEL: tl.constexpr,
 ):
     HALF: tl.constexpr = BLOCK_Q // 2
     MASKED: tl.constexpr = HAS_BEFORE or HAS_AFTER
@@ -144,6 +160,8 @@ def jfa_forward_hopper(
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
+            lane = instrument.open_lane(recorder, own * _ROLES, capacity, LEVEL, True)
+            noted = 0
             tile = own
             turn = 0
             loaded = 0
@@ -163,7 +181,9 @@ def jfa_forward_hopper(
                     kv_start += part * split
                     kv_len = tl.minimum(kv_all - part * split, split)
                 slot = turn % _SLOTS
-                tlx.barrier_wait(item_empty[slot], ((turn // _SLOTS) & 1) ^ 1)
+                noted = hopper.wait(
+                    item_empty[slot], ((turn // _SLOTS) & 1) ^ 1, lane, noted, capacity, _ITEM_EMPTY, slot, tile, LEVEL
+                )
                 hopper.put(item_tile[slot], tile)
                 hopper.put(item_batch[slot], batch)
                 hopper.put(item_first[slot], first)
@@ -185,7 +205,9 @@ def jfa_forward_hopper(
                 column = head // group * DIM
 
                 q_slot = turn % 2
-                tlx.barrier_wait(q_empty[q_slot], ((turn // 2) & 1) ^ 1)
+                noted = hopper.wait(
+                    q_empty[q_slot], ((turn // 2) & 1) ^ 1, lane, noted, capacity, _Q_EMPTY, q_slot, tile, LEVEL
+                )
                 tlx.barrier_expect_bytes(q_full[q_slot], BLOCK_Q * DIM * ELEMENT)
                 tlx.async_descriptor_load(
                     q_desc, tlx.local_reshape(q_tiles[2 * q_slot], [1, 1, HALF, DIM]),
@@ -201,13 +223,17 @@ def jfa_forward_hopper(
                         stage = loaded % STAGES
                         phase = (loaded // STAGES) & 1
                         at = hopper.ragged(kv_start, kv_len, high - short, column)
-                        tlx.barrier_wait(k_empty[stage], phase ^ 1)
+                        noted = hopper.wait(
+                            k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, tile, LEVEL
+                        )
                         tlx.barrier_expect_bytes(k_full[stage], TAIL * DIM * ELEMENT)
                         k_short = tlx.local_reinterpret(k_tiles[stage], dtype, [TAIL, DIM])
                         tlx.async_descriptor_load(
                             k_tail_desc, tlx.local_reshape(k_short, [1, 1, TAIL, DIM]), at, k_full[stage]
                         )
-                        tlx.barrier_wait(v_empty[stage], phase ^ 1)
+                        noted = hopper.wait(
+                            v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, tile, LEVEL
+                        )
                         tlx.barrier_expect_bytes(v_full[stage], TAIL * DIM * ELEMENT)
                         v_short = tlx.local_reinterpret(v_tiles[stage], dtype, [TAIL, DIM])
                         tlx.async_descriptor_load(
@@ -225,12 +251,12 @@ def jfa_forward_hopper(
                     stage = loaded % STAGES
                     phase = (loaded // STAGES) & 1
                     at = hopper.ragged(kv_start, kv_len, start, column)
-                    tlx.barrier_wait(k_empty[stage], phase ^ 1)
+                    noted = hopper.wait(k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, tile, LEVEL)
                     tlx.barrier_expect_bytes(k_full[stage], BLOCK_KV * DIM * ELEMENT)
                     tlx.async_descriptor_load(
                         k_desc, tlx.local_reshape(k_tiles[stage], [1, 1, BLOCK_KV, DIM]), at, k_full[stage]
                     )
-                    tlx.barrier_wait(v_empty[stage], phase ^ 1)
+                    noted = hopper.wait(v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, tile, LEVEL)
                     tlx.barrier_expect_bytes(v_full[stage], BLOCK_KV * DIM * ELEMENT)
                     tlx.async_descriptor_load(
                         v_desc, tlx.local_reshape(v_tiles[stage], [1, 1, BLOCK_KV, DIM]), at, v_full[stage]
@@ -255,20 +281,29 @@ def jfa_forward_hopper(
                 block = next_block
                 turn += 1
             slot = turn % _SLOTS
-            tlx.barrier_wait(item_empty[slot], ((turn // _SLOTS) & 1) ^ 1)
+            noted = hopper.wait(
+                item_empty[slot], ((turn // _SLOTS) & 1) ^ 1, lane, noted, capacity, _ITEM_EMPTY, slot, -1, LEVEL
+            )
             hopper.put(item_tile[slot], -1)
             tlx.barrier_arrive(item_full[slot], 1)
+            instrument.close_lane(lane, noted, LEVEL, True)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             wg: tl.constexpr = tlx.async_task_replica_id()
+            lane = instrument.open_lane(recorder, own * _ROLES + 1 + wg, capacity, LEVEL, True)
+            noted = 0
+            tile = -1
             if PINGPONG:
                 if wg == 1:
                     hopper.pass_turn(wg)
             turn = 0
             used = 0
-            tlx.barrier_wait(item_full[0], 0)
+            noted = hopper.wait(item_full[0], 0, lane, noted, capacity, _ITEM_FULL, 0, tile, LEVEL)
             tile = hopper.get(item_tile[0])
             while tile >= 0:
+                begun = noted
+                instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2, True)
+                noted = instrument.behind(noted, LEVEL, 2)
                 slot = turn % _SLOTS
                 batch = hopper.get(item_batch[slot])
                 first = hopper.get(item_first[slot])
@@ -290,7 +325,9 @@ def jfa_forward_hopper(
                 short, blocks = _blocks_of(low, high, BLOCK_KV, TAIL)
                 q_slot = turn % 2
                 q_tile = q_tiles[2 * q_slot + wg]
-                tlx.barrier_wait(q_full[q_slot], (turn // 2) & 1)
+                noted = hopper.wait(
+                    q_full[q_slot], (turn // 2) & 1, lane, noted, capacity, _Q_FULL, q_slot, tile, LEVEL
+                )
 
                 both = first + HALF < q_len
                 if (wg == 0) | both:
@@ -302,7 +339,9 @@ def jfa_forward_hopper(
                         if short > 0:
                             stage = used % STAGES
                             phase = (used // STAGES) & 1
-                            tlx.barrier_wait(k_full[stage], phase)
+                            noted = hopper.wait(
+                                k_full[stage], phase, lane, noted, capacity, _K_FULL, stage, tile, LEVEL
+                            )
                             k_short = tlx.local_reinterpret(k_tiles[stage], dtype, [TAIL, DIM])
                             s_short = tlx.async_dot(q_tile, tlx.local_trans(k_short))
                             s_short = tlx.async_dot_wait(0, s_short)
@@ -310,7 +349,9 @@ def jfa_forward_hopper(
                             columns = tl.arange(0, TAIL)
                             s_short = tl.where((columns < short)[None, :], s_short, float("-inf"))
                             p_short, rescale, row_max, row_sum = _softmax(s_short, row_max, row_sum, score_scale, False)
-                            tlx.barrier_wait(v_full[stage], phase)
+                            noted = hopper.wait(
+                                v_full[stage], phase, lane, noted, capacity, _V_FULL, stage, tile, LEVEL
+                            )
                             v_short = tlx.local_reinterpret(v_tiles[stage], dtype, [TAIL, DIM])
                             acc = tlx.async_dot(p_short.to(dtype), v_short, acc)
                             acc = tlx.async_dot_wait(0, acc)
@@ -318,10 +359,12 @@ def jfa_forward_hopper(
                             used += 1
                     if blocks > 0:
                         stage = used % STAGES
-                        tlx.barrier_wait(k_full[stage], (used // STAGES) & 1)
+                        noted = hopper.wait(
+                            k_full[stage], (used // STAGES) & 1, lane, noted, capacity, _K_FULL, stage, tile, LEVEL
+                        )
                         if PINGPONG:
                             if both:
-                                hopper.take_turn(wg)
+                                noted = hopper.take_turn(wg, lane, noted, capacity, tile, LEVEL)
                         scores = tlx.async_dot(q_tile, tlx.local_trans(k_tiles[stage]))
                         if PINGPONG:
                             if both:
@@ -345,13 +388,25 @@ def jfa_forward_hopper(
                         used += 1
                         for step in range(1, blocks):
                             stage = used % STAGES
-                            tlx.barrier_wait(k_full[stage], (used // STAGES) & 1)
+                            noted = hopper.wait(
+                                k_full[stage], (used // STAGES) & 1, lane, noted, capacity, _K_FULL, stage, tile, LEVEL
+                            )
                             if PINGPONG:
                                 if both:
-                                    hopper.take_turn(wg)
+                                    noted = hopper.take_turn(wg, lane, noted, capacity, tile, LEVEL)
                             scores = tlx.async_dot(q_tile, tlx.local_trans(k_tiles[stage]))
                             behind = (used - 1) % STAGES
-                            tlx.barrier_wait(v_full[behind], ((used - 1) // STAGES) & 1)
+                            noted = hopper.wait(
+                                v_full[behind],
+                                ((used - 1) // STAGES) & 1,
+                                lane,
+                                noted,
+                                capacity,
+                                _V_FULL,
+                                behind,
+                                tile,
+                                LEVEL,
+                            )
                             acc = tlx.async_dot(p.to(dtype), v_tiles[behind], acc)
                             if PINGPONG:
                                 if both:
@@ -377,7 +432,17 @@ def jfa_forward_hopper(
                             acc = acc * rescale[:, None]
                             used += 1
                         behind = (used - 1) % STAGES
-                        tlx.barrier_wait(v_full[behind], ((used - 1) // STAGES) & 1)
+                        noted = hopper.wait(
+                            v_full[behind],
+                            ((used - 1) // STAGES) & 1,
+                            lane,
+                            noted,
+                            capacity,
+                            _V_FULL,
+                            behind,
+                            tile,
+                            LEVEL,
+                        )
                         acc = tlx.async_dot(p.to(dtype), v_tiles[behind], acc)
                         acc = tlx.async_dot_wait(0, acc)
                         tlx.barrier_arrive(v_empty[behind], 1)
@@ -417,17 +482,30 @@ def jfa_forward_hopper(
                     for _ in range(blocks + tl.where(short > 0, 1, 0)):
                         stage = used % STAGES
                         phase = (used // STAGES) & 1
-                        tlx.barrier_wait(k_full[stage], phase)
+                        noted = hopper.wait(k_full[stage], phase, lane, noted, capacity, _K_FULL, stage, tile, LEVEL)
                         tlx.barrier_arrive(k_empty[stage], 1)
-                        tlx.barrier_wait(v_full[stage], phase)
+                        noted = hopper.wait(v_full[stage], phase, lane, noted, capacity, _V_FULL, stage, tile, LEVEL)
                         tlx.barrier_arrive(v_empty[stage], 1)
                         used += 1
                     tlx.barrier_arrive(q_empty[q_slot], 1)
+                instrument.end_span(lane, begun, capacity, tile, LEVEL, 2, True)
                 turn += 1
-                tlx.barrier_wait(item_full[turn % _SLOTS], (turn // _SLOTS) & 1)
+                noted = hopper.wait(
+                    item_full[turn % _SLOTS],
+                    (turn // _SLOTS) & 1,
+                    lane,
+                    noted,
+                    capacity,
+                    _ITEM_FULL,
+                    turn % _SLOTS,
+                    tile,
+                    LEVEL,
+                )
                 tile = hopper.get(item_tile[turn % _SLOTS])
             tlx.async_descriptor_store_wait(0)
 
+            instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2, True)
+            cleared = 0
             # Rows that no tile writes: of items without work, then behind the last sequence.
             clearer = own * 2 + wg
             clearers = tl.num_programs(0) * 2
@@ -439,10 +517,15 @@ def jfa_forward_hopper(
                     q_start = empty * q_uniform
                 count = tl.minimum(q_len - first, BLOCK_Q)
                 hopper.clear_rows(out, lse, q_start + first, count, heads, total_q, DIM)
+                cleared += 1
             if not BROADCAST_Q:
                 end = tl.load(q_offsets + batch_count).to(tl.int32)
                 for row in range(end + clearer * BLOCK_Q, total_q, clearers * BLOCK_Q):
                     hopper.clear_rows(out, lse, row, tl.minimum(total_q - row, BLOCK_Q), heads, total_q, DIM)
+                    cleared += 1
+            if cleared > 0:
+                noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2, True)
+            instrument.close_lane(lane, noted, LEVEL, True)
 
 
 def forward(
@@ -467,7 +550,7 @@ def forward(
     partial_out, partial_lse = merging.partials(problem, split, config.block_q, q)
     facts = {"heads": problem.heads, "head_dim": problem.head_dim}
     with instrument.launch_range("jfa_forward", run.schedule, **facts):
-        jfa_forward_hopper[(grid,)](
+        compiled = jfa_forward_hopper[(grid,)](
             launch.ragged_descriptor(q_rows, half),
             launch.ragged_descriptor(k_rows, config.block_kv),
             launch.ragged_descriptor(v_rows, config.block_kv),
@@ -493,13 +576,16 @@ def forward(
             problem.window_left,
             problem.window_right,
             problem.scale * launch.LOG2_E,
+            run.recorder.buffer,
+            run.recorder.capacity,
             BROADCAST_Q=problem.broadcast_q,
             HAS_BEFORE=problem.window_left >= 0,
             HAS_AFTER=problem.window_right >= 0,
             SPLIT=split > 0,
             BLOCK_Q=config.block_q,
             BLOCK_KV=config.block_kv,
-            TAIL=config.tail,
+            # A rest has no mask but its own end.
+            TAIL=0 if problem.window_left >= 0 or problem.window_right >= 0 else config.tail,
             DIM=problem.head_dim,
             STAGES=config.stages,
             REGISTERS=config.registers,
@@ -507,10 +593,12 @@ def forward(
             PEEL=config.peel,
             EARLY_FETCH=config.early_fetch,
             DEAL=schedule.deal(run.schedule),
+            LEVEL=run.recorder.number,
             num_warps=4,
             num_stages=1,
             ptx_options=config.ptx_options,
         )
+    run.compiled.append(compiled)
     if partial_out is not None and partial_lse is not None:
         merging.merge(out, lse, partial_out, partial_lse, q_offsets, kv_offsets, problem, run)
     return out, lse

@@ -6,10 +6,13 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from jfa import instrument, lanes
+
 RAGGED_ROWS = tl.constexpr(1 << 30)
 """Rows that a ragged descriptor pretends to have: see :func:`ragged`."""
 _PAIR = tl.constexpr(256)
 _FIRST_BARRIER = tl.constexpr(9)
+_TURN = tl.constexpr(lanes.WAITS["turn"])
 
 
 @triton.jit
@@ -34,9 +37,19 @@ def get(slot):
 
 
 @triton.jit
-def take_turn(OWN: tl.constexpr):
-    """Wait until the other of two warpgroups has issued its products; ``OWN`` is 0 or 1."""
+def wait(barrier, phase, lane, noted, capacity, KIND: tl.constexpr, stage, tile, LEVEL: tl.constexpr):
+    """Wait for a phase of an mbarrier; the lane's new count of events (level wait notes how long it took)."""
+    began = instrument.begin_wait(LEVEL)
+    tlx.barrier_wait(barrier, phase)
+    return instrument.end_wait(lane, noted, capacity, began, KIND, stage, tile, LEVEL)
+
+
+@triton.jit
+def take_turn(OWN: tl.constexpr, lane, noted, capacity, tile, LEVEL: tl.constexpr):
+    """Wait until the other warpgroup has issued its products; ``OWN`` is 0 or 1. Gives the count as :func:`wait`."""
+    began = instrument.begin_wait(LEVEL)
     tlx.named_barrier_wait(_FIRST_BARRIER + OWN, _PAIR)
+    return instrument.end_wait(lane, noted, capacity, began, _TURN, -1, tile, LEVEL)
 
 
 @triton.jit

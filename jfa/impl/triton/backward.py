@@ -351,7 +351,7 @@ def backward(
         )
     grid = launch.grid(run, heads_kv, q.device, config.ctas_per_sm)
     with instrument.launch_range("jfa_backward", run.schedule, **facts):
-        jfa_backward[(grid,)](
+        compiled = jfa_backward[(grid,)](
             launch.descriptor(launch.as_rows(q), config.block_q),
             launch.descriptor(launch.as_rows(k), config.block_kv),
             launch.descriptor(launch.as_rows(v), config.block_kv),
@@ -391,6 +391,7 @@ def backward(
             LEVEL=run.recorder.number,
             num_warps=config.num_warps,
         )
+    run.compiled.append(compiled)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block = 4096
     with instrument.launch_range("jfa_round_dq", run.schedule, **facts):

@@ -229,7 +229,7 @@ def forward(
     grid = launch.grid(run, problem.heads, q.device, config.ctas_per_sm)
     facts = {"heads": problem.heads, "head_dim": problem.head_dim}
     with instrument.launch_range("jfa_forward", run.schedule, **facts):
-        jfa_forward[(grid,)](
+        compiled = jfa_forward[(grid,)](
             launch.descriptor(launch.as_rows(q), config.block_q),
             launch.descriptor(launch.as_rows(k), config.block_kv),
             launch.descriptor(launch.as_rows(v), config.block_kv),
@@ -263,4 +263,5 @@ def forward(
             LEVEL=run.recorder.number,
             num_warps=config.num_warps,
         )
+    run.compiled.append(compiled)
     return out, lse

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -28,13 +29,14 @@ if INTERPRETED:
 class Run:
     """How one launch is scheduled and recorded: the schedule's name, its table, and the recorder.
 
-    ``fresh``: the table was built for this launch alone, which may count in it.
+    ``fresh``: the table was built for this launch alone, which may count in it. ``compiled`` collects what ran.
     """
 
     schedule: str
     items: Items
     recorder: Recorder = OFF
     fresh: bool = False
+    compiled: list[Any] = field(default_factory=list, compare=False)
 
     def counter(self) -> Tensor:
         """int32 [1], zero, for this launch alone."""

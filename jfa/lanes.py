@@ -200,8 +200,11 @@ def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
     times -= times[: lane.size].min()
     bounds = np.cumsum([lane.size, lane.size, began.size])
     lane_start, lane_end, event_start, event_end = np.split(times, bounds)
+    kind = (first >> 48) & 0xFF
+    waits = kind >= min(WAITS.values())
     backwards = (
-        int(((event_lane[1:] == event_lane[:-1]) & (began[1:] < ended[:-1])).sum())
+        # Waits lie inside of tiles; among themselves the spans of a lane follow each other.
+        sum(_overlaps(event_lane[part], began[part], ended[part]) for part in (waits, ~waits))
         + int((ended > clock[event_lane, 1]).sum())
         + int((timer[:, 1] < timer[:, 0]).sum())
         + int((clock[:, 1] < clock[:, 0]).sum())
@@ -214,13 +217,18 @@ def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
         offered=offered,
         kept=kept,
         event_lane=event_lane,
-        kind=(first >> 48) & 0xFF,
+        kind=kind,
         stage=((first >> 56) & 0xFF) - 1,
         tile=((second >> 32) & 0xFFFFFFFF) - 1,
         event_start_ns=event_start,
         event_end_ns=event_end,
         clock=_judge(clocks, pairs, backwards),
     )
+
+
+def _overlaps(lane: NDArray[np.int64], began: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
+    """Spans that begin before the one before them, of the same lane, has ended."""
+    return int(((lane[1:] == lane[:-1]) & (began[1:] < ended[:-1])).sum())
 
 
 def _to_ns(clocks: dict[int, SmClock], sm: NDArray[np.int64], clock: NDArray[np.int64]) -> NDArray[np.int64]:

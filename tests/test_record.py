@@ -101,10 +101,12 @@ def test_each_tile_is_recorded_once(name: str, direction: str, tmp_path) -> None
     assert recording.lost == 0
     for launch in (0, 1):
         rows = recording.events[(recording.events["launch"] == launch) & (recording.events["event"] == "tile")]
-        seen = list(zip(rows["batch"], rows["head"], rows["block"], strict=True))
-        assert len(seen) == len(set(seen))
-        assert set(seen) == expected_tiles(recording, SMALL)
-        assert rows["tile"].is_unique
+        for _, own in rows.groupby("role", observed=True):
+            seen = list(zip(own["batch"], own["head"], own["block"], strict=True))
+            assert set(seen) == expected_tiles(recording, SMALL)
+            assert own["tile"].is_unique
+            # The parts of a cut sequence are tiles of their own.
+            assert len(seen) == len(set(seen)) or recording.get("kernel.split") > 0
     split = sm_time(recording)
     parts = split[["work_ns", "ramp_ns", "fetch_ns", "tail_ns", "unused_ns"]].sum(axis=1)
     assert (parts == split["total_ns"]).all()
@@ -116,11 +118,32 @@ def test_each_tile_is_recorded_once(name: str, direction: str, tmp_path) -> None
 @pytest.mark.gpu
 def test_tiles_lie_inside_their_cta() -> None:
     events = record(SMALL, schedule="dynamic", repeats=2).events
-    lives = events[events["event"] == "cta"].set_index("cta")
+    events = events.assign(lane=list(zip(events["cta"], events["role"], strict=True)))
+    lives = events[events["event"] == "cta"].set_index("lane")
     tiles = events[events["event"] != "cta"]
-    assert (tiles["start_ns"].to_numpy() >= lives.loc[tiles["cta"], "start_ns"].to_numpy()).all()
-    assert (tiles["end_ns"].to_numpy() <= lives.loc[tiles["cta"], "end_ns"].to_numpy()).all()
-    assert (tiles["sm"].to_numpy() == lives.loc[tiles["cta"], "sm"].to_numpy()).all()
+    assert (tiles["start_ns"].to_numpy() >= lives.loc[tiles["lane"], "start_ns"].to_numpy()).all()
+    assert (tiles["end_ns"].to_numpy() <= lives.loc[tiles["lane"], "end_ns"].to_numpy()).all()
+    assert (tiles["sm"].to_numpy() == lives.loc[tiles["lane"], "sm"].to_numpy()).all()
+
+
+@pytest.mark.gpu
+def test_level_wait_notes_every_role_and_barrier() -> None:
+    from jfa.impl import choice
+    from jfa.impl.triton import launch
+
+    if choice.resolve("auto", launch.capability(torch.device("cuda", 0)), torch.bfloat16) != "hopper":
+        with pytest.raises(UserError, match="level wait: the triton forward has no roles"):
+            record(SMALL, level="wait", repeats=2)
+        return
+    recording = record(SMALL, level="wait", repeats=2)
+    assert recording.lost == 0 and recording.get("clock.order_violations") == 0
+    waits = recording.events[recording.events["event"].str.startswith("wait:")]
+    found = waits.groupby("role", observed=True)["event"].agg(set)
+    assert found["load"] == {"wait:item_empty", "wait:q_empty", "wait:k_empty", "wait:v_empty"}
+    assert found["mma0"] == found["mma1"] == {"wait:item_full", "wait:q_full", "wait:k_full", "wait:v_full"}
+    tiles = recording.events[recording.events["event"] == "tile"]
+    assert set(tiles["role"]) == {"mma0", "mma1"}
+    assert (waits["end_ns"] >= waits["start_ns"]).all() and set(waits["stage"]) <= {0, 1, 2, 3}
 
 
 @pytest.mark.gpu
@@ -135,7 +158,8 @@ def test_jagged_queries_and_masks_are_recorded_too() -> None:
     jagged = replace(SMALL, q_lens=np.arange(40) * 5, broadcast_q=False, causal=True)
     recording = record(jagged, schedule="static", repeats=2)
     tiles = recording.events[recording.events["event"] == "tile"]
-    assert len(tiles) == len(expected_tiles(recording, jagged))
+    for _, own in tiles.groupby("role", observed=True):
+        assert len(own) == len(expected_tiles(recording, jagged))
 
 
 @triton.jit

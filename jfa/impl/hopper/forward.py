@@ -174,17 +174,28 @@ def jfa_forward_hopper(
                 q_start, q_len = primitives.sequence(q_offsets, batch, BROADCAST_Q, q_uniform)
                 kv_start, kv_all = primitives.sequence(kv_offsets, batch, False, 0)
                 kv_len = kv_all
+                head = tile % heads
+                part = block >> _PART_SHIFT
+                block = block & ((1 << _PART_SHIFT) - 1)
+                named = tile
+                if not MASKED:
+                    # A sequence's blocks stand together in the table: all of one head run before the next head's, so
+                    # that CTAs that run at once read the same keys.
+                    begin = tile // heads - block
+                    rank = tile - begin * heads
+                    blocks_of_head = (q_len + BLOCK_Q - 1) // BLOCK_Q
+                    head = rank // blocks_of_head
+                    block = rank % blocks_of_head
+                    named = (begin + block) * heads + head
                 first = block * BLOCK_Q
                 if SPLIT:
-                    part = block >> _PART_SHIFT
-                    first = (block & ((1 << _PART_SHIFT) - 1)) * BLOCK_Q
                     kv_start += part * split
                     kv_len = tl.minimum(kv_all - part * split, split)
                 slot = turn % _SLOTS
                 noted = hopper.wait(
-                    item_empty[slot], ((turn // _SLOTS) & 1) ^ 1, lane, noted, capacity, _ITEM_EMPTY, slot, tile, LEVEL
+                    item_empty[slot], ((turn // _SLOTS) & 1) ^ 1, lane, noted, capacity, _ITEM_EMPTY, slot, named, LEVEL
                 )
-                hopper.put(item_tile[slot], tile)
+                hopper.put(item_tile[slot], named)
                 hopper.put(item_batch[slot], batch)
                 hopper.put(item_first[slot], first)
                 hopper.put(item_q_start[slot], q_start)
@@ -201,12 +212,11 @@ def jfa_forward_hopper(
                     HAS_AFTER, BLOCK_KV,
                 )  # fmt: skip
                 short, blocks = _blocks_of(low, high, BLOCK_KV, TAIL)
-                head = tile % heads
                 column = head // group * DIM
 
                 q_slot = turn % 2
                 noted = hopper.wait(
-                    q_empty[q_slot], ((turn // 2) & 1) ^ 1, lane, noted, capacity, _Q_EMPTY, q_slot, tile, LEVEL
+                    q_empty[q_slot], ((turn // 2) & 1) ^ 1, lane, noted, capacity, _Q_EMPTY, q_slot, named, LEVEL
                 )
                 tlx.barrier_expect_bytes(q_full[q_slot], BLOCK_Q * DIM * ELEMENT)
                 tlx.async_descriptor_load(
@@ -224,7 +234,7 @@ def jfa_forward_hopper(
                         phase = (loaded // STAGES) & 1
                         at = hopper.ragged(kv_start, kv_len, high - short, column)
                         noted = hopper.wait(
-                            k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, tile, LEVEL
+                            k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, named, LEVEL
                         )
                         tlx.barrier_expect_bytes(k_full[stage], TAIL * DIM * ELEMENT)
                         k_short = tlx.local_reinterpret(k_tiles[stage], dtype, [TAIL, DIM])
@@ -232,7 +242,7 @@ def jfa_forward_hopper(
                             k_tail_desc, tlx.local_reshape(k_short, [1, 1, TAIL, DIM]), at, k_full[stage]
                         )
                         noted = hopper.wait(
-                            v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, tile, LEVEL
+                            v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, named, LEVEL
                         )
                         tlx.barrier_expect_bytes(v_full[stage], TAIL * DIM * ELEMENT)
                         v_short = tlx.local_reinterpret(v_tiles[stage], dtype, [TAIL, DIM])
@@ -251,12 +261,12 @@ def jfa_forward_hopper(
                     stage = loaded % STAGES
                     phase = (loaded // STAGES) & 1
                     at = hopper.ragged(kv_start, kv_len, start, column)
-                    noted = hopper.wait(k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, tile, LEVEL)
+                    noted = hopper.wait(k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, named, LEVEL)
                     tlx.barrier_expect_bytes(k_full[stage], BLOCK_KV * DIM * ELEMENT)
                     tlx.async_descriptor_load(
                         k_desc, tlx.local_reshape(k_tiles[stage], [1, 1, BLOCK_KV, DIM]), at, k_full[stage]
                     )
-                    noted = hopper.wait(v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, tile, LEVEL)
+                    noted = hopper.wait(v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, named, LEVEL)
                     tlx.barrier_expect_bytes(v_full[stage], BLOCK_KV * DIM * ELEMENT)
                     tlx.async_descriptor_load(
                         v_desc, tlx.local_reshape(v_tiles[stage], [1, 1, BLOCK_KV, DIM]), at, v_full[stage]

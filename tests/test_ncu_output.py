@@ -181,7 +181,7 @@ def test_notes_name_their_file_where_there_are_several():
     one, other = report((launch("a"), {}), path="a.csv", notes=("odd",)), report((launch("b"), {}), path="b.csv")
     assert tables.notes(analyse([one])) == ["odd"]
     assert tables.notes(analyse([one, other])) == ["a.csv: odd"]
-    (line,) = tables.notes(analyse([other], baseline=report((launch("b"), {}), (launch("c"), {}), path="c.csv")))
+    (line,) = tables.differences(analyse([other], baseline=report((launch("b"), {}), (launch("c"), {}), path="c.csv")))
     assert line == "only in the baseline: c"
 
 

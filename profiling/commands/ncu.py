@@ -69,10 +69,10 @@ def ncu(
     elif format == "html":
         raise UserError("--format html: give a file to write, such as -o ncu.html")
     found = analyse(
-        reading.read_all(report, decimal=decimal),
+        reading.read_all(report, decimal=decimal, for_summary=True),
         kernel=kernel,
         nvtx=nvtx,
-        baseline=reading.read(baseline, decimal=decimal) if baseline else None,
+        baseline=reading.read(baseline, decimal=decimal, for_summary=True) if baseline else None,
         recording=arguments.read_all([recording])[0] if recording else None,
     )
     make = {"md": formats.markdown, "csv": formats.comma_separated, "json": formats.as_json, "html": formats.html}
@@ -110,6 +110,7 @@ def _as_text(found: Sequence["ReportFindings"]) -> str:
 def _print(found: Sequence["ReportFindings"]) -> None:
     from profiling.ncu import formats, tables
 
+    printing.warnings(tables.differences(found))
     for findings in found:
         for table in _fitting(tables.overview(findings)):
             _table(table)
@@ -117,7 +118,8 @@ def _print(found: Sequence["ReportFindings"]) -> None:
             _table(table)
         if more := formats.left_out(findings):
             printing.line(more)
-    printing.warnings(tables.notes(found))
+    for note in tables.notes(found):
+        printing.line(f"note: {note}")
 
 
 def _fitting(overview: "Table") -> list["Table"]:

@@ -27,10 +27,11 @@ MOST_READERS, LAUNCHES_PER_READER = 4, 16
 _CHILD = Path(__file__).with_name("native.py")
 
 
-def read_binary(path: Path, *, instances: bool = False, timeout_s: float = TIMEOUT_S) -> Report:
+def read_binary(path: Path, *, instances: bool = False, wanted: str = "", timeout_s: float = TIMEOUT_S) -> Report:
     """One .ncu-rep file.
 
     Values are in base units. With ``instances`` those of instanced metrics come along, else only their number.
+    ``wanted`` is a regular expression of metric names: only those are brought, which is quicker; "" means all.
 
     Raises:
         UserError: `ncu-report` is not installed; the file is no report, cut short or damaged; the reader crashed, or
@@ -44,18 +45,20 @@ def read_binary(path: Path, *, instances: bool = False, timeout_s: float = TIMEO
         )
     parts = max(1, min(os.cpu_count() or 1, MOST_READERS, outside.results // LAUNCHES_PER_READER))
     with ThreadPoolExecutor(parts) as pool:
-        documents = list(pool.map(lambda part: _run_reader(path, instances, timeout_s, part, parts), range(parts)))
+        documents = list(
+            pool.map(lambda part: _run_reader(path, instances, wanted, timeout_s, part, parts), range(parts))
+        )
     if not all(document["readable"] for document in documents):
         raise UserError(f"{path}: NVIDIA's reader does not recognise it as a report; it is damaged, or of a newer ncu")
     return _report(path, outside, documents)
 
 
-def _run_reader(path: Path, instances: bool, timeout_s: float, part: int, parts: int) -> dict[str, Any]:
+def _run_reader(path: Path, instances: bool, wanted: str, timeout_s: float, part: int, parts: int) -> dict[str, Any]:
     """What one reader process says of every ``parts``-th launch."""
     with tempfile.TemporaryDirectory(prefix="ncu-report-") as folder:
         output = Path(folder) / "report.json"
         words = [sys.executable, "-P", str(_CHILD), str(path.resolve()), str(output), "instances" if instances else ""]
-        words += [str(part), str(parts)]
+        words += [str(part), str(parts), wanted]
         try:
             done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=timeout_s)
         except subprocess.TimeoutExpired:

@@ -48,7 +48,7 @@ def left_out(findings: ReportFindings) -> str:
 def markdown(found: Sequence[ReportFindings]) -> str:
     """GitHub's Markdown."""
     parts = ["# What limits these kernels\n"]
-    parts += [f"> {_escaped(note)}\n" for note in tables.notes(found)]
+    parts += [f"> {_escaped(note)}\n" for note in (*tables.differences(found), *tables.notes(found))]
     for findings in found:
         parts.append(_markdown(tables.overview(findings), 2))
         parts += [_markdown(table, 3) for table in detail_tables(findings)]
@@ -131,7 +131,7 @@ def html(found: Sequence[ReportFindings]) -> str:
 
     sections = []
     for findings in found:
-        notes = tables.notes([findings])
+        notes = [*tables.differences([findings]), *tables.notes([findings])]
         if more := left_out(findings):
             notes.append(more)
         sections.append(

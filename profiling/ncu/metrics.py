@@ -8,6 +8,7 @@ the first that a launch has a value for is taken and named beside the number. Na
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -139,6 +140,14 @@ ELAPSED = ("sm__cycles_elapsed.max", "gpc__cycles_elapsed.max", "l1tex__cycles_e
 
 TENSOR_OPS = "sm__ops_path_tensor_"
 TENSOR_OP_KINDS = ("op_hmma", "op_hgmma", "op_imma", "op_igmma", "op_qgmma", "op_dmma", "op_bmma", "op_bgmma")
+
+
+def summary_pattern() -> str:
+    """A regular expression of all metrics that a summary reads, stall reasons, launch shape and GPU among them."""
+    names = {name for fact in FACTS.values() for name in fact.names} | set(PIPES.values()) | set(ELAPSED)
+    names |= {"device__attribute_display_name", "device__attribute_compute_capability_(major|minor)"}
+    families = ["launch__(grid|block|cluster)_dim_[xyz]", ".*issue_stalled_.*", f"{TENSOR_OPS}.*sum"]
+    return "|".join([*sorted(name if "(" in name else re.escape(name) for name in names), *families])
 
 
 def number(metrics: Mapping[str, Metric], fact: str) -> Number | None:

@@ -2,18 +2,19 @@
 
 It imports nothing of the package and nothing heavy: a crash or a hang of the native reader stays in this process, and
 the process starts quickly. Arguments: the report, the file to write, "instances" or "", and which launches: "1 4" is
-the second of every four.
+the second of every four; then a regular expression of the metrics to bring, "" for all.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from typing import Any
 
 
-def main(report: str, output: str, what: str, part: str, parts: str) -> None:
+def main(report: str, output: str, what: str, part: str, parts: str, wanted: str) -> None:
     import ncu_report  # NVIDIA's reader
 
     ncu_report.load_report  # noqa: B018  another package of that name would lack it
@@ -26,6 +27,7 @@ def main(report: str, output: str, what: str, part: str, parts: str) -> None:
         "rules": [],
         "instances": [],
     }
+    pattern = re.compile(wanted or ".*")
     place = -1
     for number in range(ranges or 0):
         profiled = context.range_by_idx(number)
@@ -34,7 +36,7 @@ def main(report: str, output: str, what: str, part: str, parts: str) -> None:
             if place % int(parts) != int(part):
                 continue
             action = profiled.action_by_idx(index)
-            launch = _launch(ncu_report, action, number, document["names"], what == "instances")
+            launch = _launch(ncu_report, action, number, document["names"], what == "instances", pattern)
             document["instances"].append(launch.pop("instances"))
             document["launches"].append(launch)
             document["rules"].append(_rules(ncu_report, action))
@@ -43,11 +45,15 @@ def main(report: str, output: str, what: str, part: str, parts: str) -> None:
         out.write(json.dumps(document, ensure_ascii=False))
 
 
-def _launch(reader: Any, action: Any, number: int, names: dict[str, list[Any]], instances: bool) -> dict[str, Any]:
+def _launch(
+    reader: Any, action: Any, number: int, names: dict[str, list[Any]], instances: bool, wanted: re.Pattern[str]
+) -> dict[str, Any]:
     """One action; what a metric's name fixes (unit, label) goes into ``names`` once."""
     values: dict[str, list[Any]] = {}
     spread: dict[str, Any] = {}
     for name in action.metric_names():
+        if not wanted.fullmatch(name):
+            continue
         metric = action.metric_by_name(name)
         if metric is None:
             continue
@@ -144,4 +150,4 @@ def _rules(reader: Any, action: Any) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:6])
+    main(*sys.argv[1:7])

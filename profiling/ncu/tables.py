@@ -197,11 +197,15 @@ def _change(delta: Delta) -> str:
 
 
 def notes(findings: Sequence[ReportFindings]) -> list[str]:
-    """How files were read and what differs besides the kernels, each line with its file where there are several."""
+    """How files were read, each line with its file where there are several."""
+    return [f"{_file(item, findings)}{note}" for item in findings for note in item.report.notes]
+
+
+def differences(findings: Sequence[ReportFindings]) -> list[str]:
+    """What differs from the baseline besides the kernels, and which kernels have no match: to be read first."""
     lines = []
     for item in findings:
-        name = f"{item.report.path}: " if len(findings) > 1 else ""
-        lines += [f"{name}{note}" for note in item.report.notes]
+        name = _file(item, findings)
         if item.comparison is not None:
             lines += [f"{name}{warning}" for warning in item.comparison.warnings]
             for words, kernels in (
@@ -211,3 +215,7 @@ def notes(findings: Sequence[ReportFindings]) -> list[str]:
                 if kernels:
                     lines.append(f"{name}{words}: {', '.join(dict.fromkeys(plain(k.name, 60) for k in kernels))}")
     return lines
+
+
+def _file(item: ReportFindings, findings: Sequence[ReportFindings]) -> str:
+    return f"{item.report.path}: " if len(findings) > 1 else ""

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from jfa import toolchain
-from jfa.config import BackwardConfig, ForwardConfig
+from jfa.config import BackwardConfig, ForwardConfig, HopperForwardConfig
 from jfa.impl.triton import backward, forward
 
 toolchain.prefer_packaged_ptxas()
@@ -152,6 +152,77 @@ def compile_backward(
     return compile_kernel(jitted or backward.jfa_backward, signature, constants, arch, num_warps=config.num_warps)
 
 
+def compile_hopper_forward(
+    config: HopperForwardConfig,
+    arch: int = 90,
+    *,
+    dim: int = 128,
+    deal: int = 3,
+    level: int = 0,
+    broadcast: bool = True,
+    causal: bool = False,
+    window: bool = False,
+    split: bool = False,
+    kind: str = "bf16",
+) -> Compiled:
+    """The forward for sm_90 as the op launches it."""
+    from jfa.impl.hopper.forward import jfa_forward_hopper
+
+    def ragged(block: int) -> str:
+        return f"tensordesc<{kind}[1, 1, {block}, {dim}]>"
+
+    tail = 0 if causal or window else config.tail
+    half = config.block_q // 2
+    signature = {
+        **dict.fromkeys(("q_desc", "o_desc"), ragged(half)),
+        **dict.fromkeys(("k_desc", "v_desc"), ragged(config.block_kv)),
+        **dict.fromkeys(("k_tail_desc", "v_tail_desc"), ragged(config.tail or config.block_kv)),
+        "out": f"*{kind}",
+        "lse": "*fp32",
+        **dict.fromkeys(("kv_offsets", "pairs", "counts", "counter"), "*i32"),
+        **dict.fromkeys(("batch_count", "heads", "q_uniform", "total_q", "q_stride", "split"), "i32"),
+        **dict.fromkeys(("before", "after", "capacity"), "i32"),
+        "score_scale": "fp32",
+    }
+    constants: dict[str, Any] = {
+        "group": 1,
+        "BROADCAST_Q": broadcast,
+        "HAS_BEFORE": window,
+        "HAS_AFTER": causal or window,
+        "SPLIT": split,
+        "BLOCK_Q": config.block_q,
+        "BLOCK_KV": config.block_kv,
+        "TAIL": tail,
+        "DIM": dim,
+        "STAGES": config.stages,
+        "REGISTERS": config.registers,
+        "PINGPONG": config.pingpong,
+        "PEEL": config.peel,
+        "EARLY_FETCH": config.early_fetch,
+        "DEAL": deal,
+        "LEVEL": level,
+    }
+    _optional(signature, constants, broadcast, level)
+    for name, given in (("partial_desc", ragged(half)), ("partial_lse", "*fp32")):
+        if split:
+            signature[name] = given
+        else:
+            constants[name] = None
+    options = {"num_warps": 4, "num_stages": 1, "ptx_options": config.ptx_options}
+    return compile_kernel(jfa_forward_hopper, signature, constants, arch, **options)
+
+
+def ptxas_says(compiled: Compiled, arch: str = "sm_90a", options: str = "") -> str:
+    """What ptxas reports of the PTX: registers, spills, and what it warns of, such as serialised wgmma."""
+    ptxas, _ = toolchain.ptxas_in_use()
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(compiled.ptx)
+        words = [str(ptxas), "-v", "--gpu-name", arch, *options.split(), str(source), "-o", str(source) + ".cubin"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
 def _optional(signature: dict[str, str], constants: dict[str, Any], broadcast: bool, level: int) -> None:
     """Pointers that a launch may pass as None."""
     for name, present, kind in (("q_offsets", not broadcast, "*i32"), ("recorder", level > 0, "*i64")):
@@ -166,22 +237,34 @@ def _empty_recorder() -> None:
     from jfa import instrument
 
     @triton.jit
-    def open_lane(recorder, lane, capacity, LEVEL):
+    def open_lane(recorder, lane, capacity, LEVEL, ROLES=False):
         return 0
 
     @triton.jit
-    def begin_span(lane, count, capacity, KIND, stage, LEVEL, AT):
+    def begin_span(lane, count, capacity, KIND, stage, LEVEL, AT, ROLES=False):
         pass
 
     @triton.jit
-    def end_span(lane, count, capacity, tile, LEVEL, AT):
+    def end_span(lane, count, capacity, tile, LEVEL, AT, ROLES=False):
         return count
 
     @triton.jit
-    def close_lane(lane, count, LEVEL):
+    def behind(count, LEVEL, AT):
+        return count
+
+    @triton.jit
+    def begin_wait(LEVEL):
+        return 0
+
+    @triton.jit
+    def end_wait(lane, count, capacity, began, KIND, stage, tile, LEVEL):
+        return count
+
+    @triton.jit
+    def close_lane(lane, count, LEVEL, ROLES=False):
         pass
 
-    for emptied in (open_lane, begin_span, end_span, close_lane):
+    for emptied in (open_lane, begin_span, end_span, behind, begin_wait, end_wait, close_lane):
         setattr(instrument, emptied.__name__, emptied)
 
 
@@ -193,7 +276,7 @@ def main(arguments: list[str]) -> None:
     import hashlib
     import json
 
-    from jfa.config import backward_config, forward_config
+    from jfa.config import backward_config, forward_config, hopper_forward_config
 
     if "emptied" in arguments:
         _empty_recorder()
@@ -203,7 +286,10 @@ def main(arguments: list[str]) -> None:
                 for name, compile_one, choose in (
                     ("forward", compile_forward, forward_config),
                     ("backward", compile_backward, backward_config),
+                    ("hopper", compile_hopper_forward, lambda capability, dim, size: hopper_forward_config(dim)),
                 ):
+                    if name == "hopper" and arch != 90:
+                        continue
                     made = compile_one(choose((arch // 10, arch % 10), dim, 2), arch, dim=dim, level=level)  # type: ignore[operator]
                     code = hashlib.sha256(made.sass.encode()).hexdigest()
                     facts = {"arch": arch, "dim": dim, "level": level, "direction": name, "sass": code}

@@ -179,14 +179,7 @@ def jfa_forward_hopper(
                 block = block & ((1 << _PART_SHIFT) - 1)
                 named = tile
                 if not MASKED:
-                    # A sequence's blocks stand together in the table: all of one head run before the next head's, so
-                    # that CTAs that run at once read the same keys.
-                    begin = tile // heads - block
-                    rank = tile - begin * heads
-                    blocks_of_head = (q_len + BLOCK_Q - 1) // BLOCK_Q
-                    head = rank // blocks_of_head
-                    block = rank % blocks_of_head
-                    named = (begin + block) * heads + head
+                    head, block, named = hopper.side_by_side(tile, block, heads, (q_len + BLOCK_Q - 1) // BLOCK_Q)
                 first = block * BLOCK_Q
                 if SPLIT:
                     kv_start += part * split

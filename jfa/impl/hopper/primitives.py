@@ -25,6 +25,21 @@ def ragged(start, rows, row, column):
 
 
 @triton.jit
+def side_by_side(tile, block, heads, blocks):
+    """(head, block, tile) to do as the ``tile``-th, so that all blocks of a head run before the next head's.
+
+    CTAs that run at once then read the same keys. ``tile`` // heads is an item of the table, ``block`` its block; the
+    ``blocks`` items of its sequence (or of its part, where that is cut) stand together, in order, which they do where
+    they cost the same. Tiles trade places within those: the result's tile is the one that the table calls so.
+    """
+    begin = tile // heads - block
+    rank = tile - begin * heads
+    head = rank // blocks
+    block = rank % blocks
+    return head, block, (begin + block) * heads + head
+
+
+@triton.jit
 def put(slot, value):
     """Write a scalar int32 into a one-element buffer in shared memory."""
     tlx.local_store(slot, tl.full((1,), 0, tl.int32) + value)

@@ -1,0 +1,257 @@
+"""What the compiler makes of the forward for sm_90, without a GPU; and its plain parts, in the interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+if importlib.util.find_spec("triton.language.extra.tlx") is None:
+    pytest.skip("TLX comes with fbtriton (x86-64)", allow_module_level=True)
+
+import triton.language as tl  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from test_tables import side  # noqa: E402
+
+from jfa.config import HopperForwardConfig, hopper_forward_config  # noqa: E402
+from jfa.impl.hopper import forward as hopper  # noqa: E402
+from jfa.impl.hopper import merge, primitives  # noqa: E402
+from jfa.impl.triton import launch, tables  # noqa: E402
+from jfa.schedule import PART_SHIFT, Lengths  # noqa: E402
+from jfa.validation import Problem  # noqa: E402
+
+SHARED_LIMIT = 232_448
+"""Bytes of shared memory that a block can have on sm_90: 227 KB (CUDA C++ programming guide)."""
+
+VARIANTS = {
+    "plain": {},
+    "jagged": {"broadcast": False},
+    "split": {"split": True},
+    "causal": {"broadcast": False, "causal": True},
+    "window": {"broadcast": False, "window": True},
+    "d64": {"dim": 64},
+    "fp16": {"kind": "fp16"},
+    "tile": {"level": 2},
+    "wait": {"level": 3, "split": True},
+    "ping-pong": {"config": {"pingpong": True}},
+}
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory) -> dict[str, dict]:
+    """Facts of each variant, from one process that compiles: this one interprets."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    here = Path(__file__).resolve().parent
+    environment["PYTHONPATH"] = os.pathsep.join([str(here.parent), str(here)])
+    done = subprocess.run(
+        [sys.executable, __file__, json.dumps(VARIANTS)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_it_fits_and_wgmma_runs_asynchronously(facts, name):
+    """Spills stay outside the loop over keys; "serialized" is ptxas's word for an MMA that waits for itself."""
+    fact = facts[name]
+    assert fact["shared"] <= SHARED_LIMIT
+    assert "serialized" not in fact["ptxas"], fact["ptxas"]
+    assert re.search(r"Used (\d+) registers", fact["ptxas"])[1] == "168"  # 65,536 over 384 threads, then reallocated
+    assert fact["stack"] <= (0 if name == "d64" else 80)
+    assert fact["reallocated_to"].count(str(HopperForwardConfig().registers)) == 2, "setmaxnreg was dropped"
+    assert fact["loop_spills"] <= 2
+
+
+def loop_spills(sass: str) -> int:
+    """Accesses of local memory between the two products of the loop over keys: the most of both warpgroups."""
+    lines = sass.splitlines()
+    products = [i for i, line in enumerate(lines) if "HGMMA" in line]
+    # In the loop QK is issued, then PV, without a wait in between: 8 products of K = 16 each.
+    most = 0
+    for first, last in zip(products, products[15:], strict=False):
+        between = lines[first:last]
+        if not any("DEPBAR" in line for line in between):
+            most = max(most, sum(" LDL" in line or " STL" in line for line in between))
+    return most
+
+
+def main(variants: dict[str, dict]) -> None:
+    import aot
+
+    found = {}
+    for name, options in variants.items():
+        dim = options.get("dim", 128)
+        config = dataclasses.replace(hopper_forward_config(dim), **options.pop("config", {}))
+        made = aot.compile_hopper_forward(config, **options)
+        found[name] = {
+            "shared": made.shared,
+            "stack": made.stack,
+            "reallocated_to": re.findall(r"setmaxnreg\.inc\.sync\.aligned\.u32\s+(\d+)", made.ptx),
+            "loop_spills": loop_spills(made.sass),
+            "ptxas": aot.ptxas_says(made, options=config.ptx_options),
+        }
+    print(json.dumps(found))
+
+
+def problem(q_len: int, kv_lens: list[int], heads: int = 2, **changes) -> Problem:
+    base = {
+        "broadcast_q": True, "batch": len(kv_lens), "heads": heads, "heads_kv": heads, "head_dim": 64,
+        "total_q": q_len * len(kv_lens), "q_len": q_len, "total_kv": sum(kv_lens), "max_q_len": q_len,
+        "max_kv_len": max(kv_lens, default=0), "scale": 1.0, "window_left": -1, "window_right": -1,
+    }  # fmt: skip
+    return Problem(**{**base, **changes})
+
+
+class TestSplit:
+    """From how many keys on a sequence is cut."""
+
+    config = HopperForwardConfig()
+
+    def test_what_a_cta_can_do_in_its_share_stays_whole(self):
+        assert hopper.split_for(problem(256, [1000] * 500), self.config, 132) == 0
+        assert hopper.split_for(problem(256, [0, 0]), self.config, 132) == 0
+        assert hopper.split_for(problem(256, []), self.config, 132) == 0
+        assert hopper.split_for(problem(1, [900]), self.config, 132) == 0
+
+    def test_one_long_sequence_is_cut_into_equal_parts(self):
+        split = hopper.split_for(problem(128, [32768]), self.config, 132)
+        assert split == 1024 and split % self.config.block_kv == 0
+        uneven = hopper.split_for(problem(128, [2000]), self.config, 132)
+        assert uneven == 1024  # two parts of 1,000, up to whole blocks
+
+    def test_windows_are_never_cut(self):
+        assert hopper.split_for(problem(128, [32768], window_right=0), self.config, 132) == 0
+
+    @given(st.lists(st.integers(0, 50_000), min_size=1, max_size=20), st.integers(1, 600), st.integers(1, 8))
+    def test_parts_are_few(self, kv_lens, q_len, heads):
+        """What parts cost in memory is bounded, whatever the lengths."""
+        asked = problem(q_len, kv_lens, heads)
+        split = hopper.split_for(asked, self.config, 132)
+        if split:
+            assert split >= hopper.LEAST_SPLIT // 2
+            blocks = -(-q_len // self.config.block_q) * heads
+            assert sum(-(-n // split) * blocks for n in kv_lens if n > split) <= 4 * 132 + 4 * blocks * len(kv_lens)
+
+
+@settings(max_examples=40)
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300)), min_size=1, max_size=8),
+    split=st.sampled_from([64, 100]),
+    uniform=st.booleans(),
+    by_cost=st.booleans(),
+)
+def test_tables_cut_long_sequences(device, pairs, split, uniform, by_cost):
+    """Every block meets every key once; a head's blocks stand together, as the kernel's order of tiles needs."""
+    rows, columns = [70 if uniform else row for row, _ in pairs], [column for _, column in pairs]
+    owner = Lengths(None, 70, 70 * len(rows), 70) if uniform else side(rows, device)
+    items = tables.build_items(
+        owner, side(columns, device), len(rows), 64, before=-1, after=-1, by_cost=by_cost, split=split
+    )
+    work, total, counter = items.counts.tolist()
+    listed = [(b, code & ((1 << PART_SHIFT) - 1), code >> PART_SHIFT) for b, code in items.pairs[:total].tolist()]
+    expected = {
+        (batch, block, part)
+        for batch, (row, column) in enumerate(zip(rows, columns, strict=True))
+        for block in range(-(-row // 64))
+        for part in range(max(-(-column // split), 1))
+    }
+    assert (counter, items.split) == (0, split) and total == len(expected) <= items.max_items
+    assert set(listed) == expected and len(listed) == len(expected)
+    costs = [min(split, columns[batch] - part * split) for batch, _, part in listed]
+    if by_cost:
+        assert costs == sorted(costs, reverse=True) and work == sum(cost > 0 for cost in costs)
+    for place, (batch, block, part) in enumerate(listed[:work]):
+        first = place - block
+        assert listed[first] == (batch, 0, part)
+    check_order(listed[:work], [-(-row // 64) for row in rows], device)
+
+
+def check_order(listed: list[tuple[int, int, int]], blocks: list[int], device: str) -> None:
+    """The kernel's order of tiles does each once, a head's blocks after one another."""
+    heads = 3
+    tiles = torch.arange(len(listed) * heads, dtype=torch.int32, device=device)
+    if not len(tiles):
+        return
+    per_item = lambda values: torch.tensor(values, dtype=torch.int32, device=device).repeat_interleave(heads)  # noqa: E731
+    block, count = per_item([b for _, b, _ in listed]), per_item([blocks[batch] for batch, _, _ in listed])
+    found = [torch.empty_like(tiles) for _ in range(3)]
+    _order[(len(tiles),)](tiles, block, count, *found, heads)
+    head, chosen, named = (values.tolist() for values in found)
+    assert sorted(named) == list(range(len(tiles)))
+    for tile in range(len(tiles)):
+        item, of_head = divmod(named[tile], heads)
+        assert (of_head, listed[item][1]) == (head[tile], chosen[tile])
+        assert chosen[tile] == 0 or (named[tile - 1], head[tile - 1]) == (named[tile] - heads, head[tile])
+
+
+@triton.jit
+def _order(tiles, blocks, counts, heads_found, blocks_found, named, heads):
+    at = tl.program_id(0)
+    head, block, tile = primitives.side_by_side(tl.load(tiles + at), tl.load(blocks + at), heads, tl.load(counts + at))
+    tl.store(heads_found + at, head)
+    tl.store(blocks_found + at, block)
+    tl.store(named + at, tile)
+
+
+@settings(max_examples=25)
+@given(
+    kv_lens=st.lists(st.integers(0, 400), min_size=1, max_size=8),
+    q_len=st.integers(1, 40),
+    split=st.sampled_from([64, 128]),
+)
+def test_merged_parts_are_the_whole(device, kv_lens, q_len, split):
+    """Each part's own softmax, kept where the kernel keeps it, joins to the softmax over all keys."""
+    heads, dim = 2, 64
+    generator = torch.Generator().manual_seed(0)
+    asked = problem(q_len, kv_lens, heads)
+    offsets = torch.tensor(np.concatenate([[0], np.cumsum(kv_lens)]), dtype=torch.int32)
+    scores = 4 * torch.randn(heads, q_len, max(sum(kv_lens), 1), generator=generator)
+    values = torch.randn(heads, max(sum(kv_lens), 1), dim, generator=generator)
+    partial_out, partial_lse = merge.partials(asked, split, 16, torch.zeros(1, dtype=torch.bfloat16, device=device))
+    partial_out.fill_(torch.nan), partial_lse.fill_(torch.nan)
+    rows = partial_lse.shape[1] // heads
+    halves = partial_out.view(-1, heads, 2, rows, dim)
+    expected = torch.full((len(kv_lens) * q_len, heads, dim), 7.0)
+    expected_lse = torch.full((heads, len(kv_lens) * q_len), 7.0)
+    taken = set()
+    for batch, kv_len in enumerate(kv_lens):
+        if kv_len <= split:
+            continue
+        start = int(offsets[batch])
+        at = slice(batch * q_len, (batch + 1) * q_len)
+        own = scores[:, :, start : start + kv_len]
+        expected[at] = (own.softmax(-1) @ values[:, start : start + kv_len]).transpose(0, 1)
+        expected_lse[:, at] = own.logsumexp(-1)
+        for part in range(-(-kv_len // split)):
+            first, last = start + part * split, start + min((part + 1) * split, kv_len)
+            place = first // split * 2 + ((part + 1) * split >= kv_len)
+            assert place not in taken
+            taken.add(place)
+            piece = scores[:, :, first:last]
+            out = piece.softmax(-1) @ values[:, first:last]
+            high = out.to(torch.bfloat16)
+            halves[place, :, 0, :q_len] = high.to(device)
+            halves[place, :, 1, :q_len] = (out - high.float()).to(torch.bfloat16).to(device)
+            partial_lse.view(-1, heads, rows)[place, :, :q_len] = piece.logsumexp(-1).to(device)
+    out = torch.full_like(expected, 7.0).to(device)
+    lse = torch.full_like(expected_lse, 7.0).to(device)
+    run = launch.Run("static", tables.Items(offsets, offsets, split))
+    merge.merge(out, lse, partial_out, partial_lse, None, offsets.to(device), asked, run)
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(lse.cpu(), expected_lse, rtol=1e-5, atol=1e-5)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -77,6 +77,66 @@ def _softmax(scores, row_max, row_sum, score_scale, GUARD: tl.constexpr):
     return p, rescale, new_max, row_sum * rescale + tl.sum(p, 1)
 
 
+@triton.jit
+def _up_to(scores, start, high, BLOCK: tl.constexpr):
+    """Scores of columns from ``start`` on, −inf from ``high`` on; whole blocks are not looked at."""
+    if start + BLOCK > high:
+        columns = start + tl.arange(0, BLOCK)
+        scores = tl.where((columns < high)[None, :], scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def _normalise(acc, row_max, row_sum, MASKED: tl.constexpr):
+    """(output rows, their lse); a row that saw nothing is zero, with an lse of −inf."""
+    seen = row_sum != 0  # NaN goes through
+    weight = 1.0 / tl.where(seen, row_sum, 1.0)
+    row_lse = tl.where(seen, row_max * _LN2 + tl.log(tl.where(seen, row_sum, 1.0)), float("-inf"))
+    if MASKED:
+        acc = tl.where(seen[:, None], acc, 0.0)
+    return acc * weight[:, None], row_lse
+
+
+@triton.jit
+def _clear_rest(
+    out,
+    lse,
+    pairs,
+    counts,
+    work,
+    q_offsets,
+    batch_count,
+    q_uniform,
+    heads,
+    total_q,
+    own,
+    stride,
+    BROADCAST_Q: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Clear the rows that no tile writes: of items without work, then behind the last sequence; how many items it did.
+
+    Of ``stride`` warpgroups this is the ``own``-th.
+    """
+    cleared = 0
+    for item in range(work + own, tl.load(counts + 1), stride):
+        batch = tl.load(pairs + 2 * item)
+        first = (tl.load(pairs + 2 * item + 1) & ((1 << _PART_SHIFT) - 1)) * BLOCK_Q
+        q_start, q_len = primitives.sequence(q_offsets, batch, BROADCAST_Q, q_uniform)
+        if BROADCAST_Q:
+            q_start = batch * q_uniform
+        count = tl.minimum(q_len - first, BLOCK_Q)
+        hopper.clear_rows(out, lse, q_start + first, count, heads, total_q, DIM)
+        cleared += 1
+    if not BROADCAST_Q:
+        end = tl.load(q_offsets + batch_count).to(tl.int32)
+        for row in range(end + own * BLOCK_Q, total_q, stride * BLOCK_Q):
+            hopper.clear_rows(out, lse, row, tl.minimum(total_q - row, BLOCK_Q), heads, total_q, DIM)
+            cleared += 1
+    return cleared
+
+
 @triton.jit(
     do_not_specialize=["batch_count", "q_uniform", "total_q", "q_stride", "split", "before", "after", "capacity"],
     do_not_specialize_on_alignment=["counter"],
@@ -225,23 +285,16 @@ def jfa_forward_hopper(
                     if short > 0:
                         stage = loaded % STAGES
                         phase = (loaded // STAGES) & 1
-                        at = hopper.ragged(kv_start, kv_len, high - short, column)
                         noted = hopper.wait(
                             k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, named, LEVEL
                         )
-                        tlx.barrier_expect_bytes(k_full[stage], TAIL * DIM * ELEMENT)
                         k_short = tlx.local_reinterpret(k_tiles[stage], dtype, [TAIL, DIM])
-                        tlx.async_descriptor_load(
-                            k_tail_desc, tlx.local_reshape(k_short, [1, 1, TAIL, DIM]), at, k_full[stage]
-                        )
+                        hopper.load(k_tail_desc, k_short, k_full[stage], kv_start, kv_len, high - short, column)
                         noted = hopper.wait(
                             v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, named, LEVEL
                         )
-                        tlx.barrier_expect_bytes(v_full[stage], TAIL * DIM * ELEMENT)
                         v_short = tlx.local_reinterpret(v_tiles[stage], dtype, [TAIL, DIM])
-                        tlx.async_descriptor_load(
-                            v_tail_desc, tlx.local_reshape(v_short, [1, 1, TAIL, DIM]), at, v_full[stage]
-                        )
+                        hopper.load(v_tail_desc, v_short, v_full[stage], kv_start, kv_len, high - short, column)
                         loaded += 1
 
                 # The next tile, fetched a step at a time while the ring is full, so that no load waits for it.
@@ -253,17 +306,10 @@ def jfa_forward_hopper(
                     start = low + _place_of(step, blocks, PEEL) * BLOCK_KV
                     stage = loaded % STAGES
                     phase = (loaded // STAGES) & 1
-                    at = hopper.ragged(kv_start, kv_len, start, column)
                     noted = hopper.wait(k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, named, LEVEL)
-                    tlx.barrier_expect_bytes(k_full[stage], BLOCK_KV * DIM * ELEMENT)
-                    tlx.async_descriptor_load(
-                        k_desc, tlx.local_reshape(k_tiles[stage], [1, 1, BLOCK_KV, DIM]), at, k_full[stage]
-                    )
+                    hopper.load(k_desc, k_tiles[stage], k_full[stage], kv_start, kv_len, start, column)
                     noted = hopper.wait(v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, named, LEVEL)
-                    tlx.barrier_expect_bytes(v_full[stage], BLOCK_KV * DIM * ELEMENT)
-                    tlx.async_descriptor_load(
-                        v_desc, tlx.local_reshape(v_tiles[stage], [1, 1, BLOCK_KV, DIM]), at, v_full[stage]
-                    )
+                    hopper.load(v_desc, v_tiles[stage], v_full[stage], kv_start, kv_len, start, column)
                     loaded += 1
                     if EARLY_FETCH and step == 0:
                         next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
@@ -376,16 +422,13 @@ def jfa_forward_hopper(
                         tlx.barrier_arrive(k_empty[stage], 1)
                         start = low + _place_of(0, blocks, PEEL) * BLOCK_KV
                         if MASKED:
-                            columns = start + tl.arange(0, BLOCK_KV)
                             mask = primitives.visible(
-                                rows[:, None], columns[None, :], q_len, kv_len, shift, before, after, HAS_BEFORE,
-                                HAS_AFTER,
+                                rows[:, None], (start + tl.arange(0, BLOCK_KV))[None, :], q_len, kv_len, shift, before,
+                                after, HAS_BEFORE, HAS_AFTER,
                             )  # fmt: skip
                             scores = tl.where(mask, scores, float("-inf"))
                         else:
-                            if start + BLOCK_KV > high:
-                                columns = start + tl.arange(0, BLOCK_KV)
-                                scores = tl.where((columns < high)[None, :], scores, float("-inf"))
+                            scores = _up_to(scores, start, high, BLOCK_KV)
                         p, rescale, row_max, row_sum = _softmax(scores, row_max, row_sum, score_scale, MASKED)
                         acc = acc * rescale[:, None]
                         used += 1
@@ -418,15 +461,12 @@ def jfa_forward_hopper(
                             tlx.barrier_arrive(k_empty[stage], 1)
                             start = low + _place_of(step, blocks, PEEL) * BLOCK_KV
                             if not PEEL:
-                                if start + BLOCK_KV > high:
-                                    columns = start + tl.arange(0, BLOCK_KV)
-                                    scores = tl.where((columns < high)[None, :], scores, float("-inf"))
+                                scores = _up_to(scores, start, high, BLOCK_KV)
                             if MASKED:
                                 if (start < full_low) | (start >= full_high):
-                                    columns = start + tl.arange(0, BLOCK_KV)
                                     mask = primitives.visible(
-                                        rows[:, None], columns[None, :], q_len, kv_len, shift, before, after,
-                                        HAS_BEFORE, HAS_AFTER,
+                                        rows[:, None], (start + tl.arange(0, BLOCK_KV))[None, :], q_len, kv_len, shift,
+                                        before, after, HAS_BEFORE, HAS_AFTER,
                                     )  # fmt: skip
                                     scores = tl.where(mask, scores, float("-inf"))
                             p, rescale, row_max, row_sum = _softmax(scores, row_max, row_sum, score_scale, MASKED)
@@ -451,12 +491,7 @@ def jfa_forward_hopper(
                         tlx.barrier_arrive(v_empty[behind], 1)
                     tlx.barrier_arrive(q_empty[q_slot], 1)
 
-                    seen = row_sum != 0  # NaN goes through
-                    weight = 1.0 / tl.where(seen, row_sum, 1.0)
-                    row_lse = tl.where(seen, row_max * _LN2 + tl.log(tl.where(seen, row_sum, 1.0)), float("-inf"))
-                    if MASKED:
-                        acc = tl.where(seen[:, None], acc, 0.0)
-                    acc = acc * weight[:, None]
+                    acc, row_lse = _normalise(acc, row_max, row_sum, MASKED)
                     if part < 0:
                         out_start = q_start
                         if BROADCAST_Q:
@@ -508,24 +543,10 @@ def jfa_forward_hopper(
             tlx.async_descriptor_store_wait(0)
 
             instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2, True)
-            cleared = 0
-            # Rows that no tile writes: of items without work, then behind the last sequence.
-            clearer = own * 2 + wg
-            clearers = tl.num_programs(0) * 2
-            for item in range(work + clearer, tl.load(counts + 1), clearers):
-                empty = tl.load(pairs + 2 * item)
-                first = (tl.load(pairs + 2 * item + 1) & ((1 << _PART_SHIFT) - 1)) * BLOCK_Q
-                q_start, q_len = primitives.sequence(q_offsets, empty, BROADCAST_Q, q_uniform)
-                if BROADCAST_Q:
-                    q_start = empty * q_uniform
-                count = tl.minimum(q_len - first, BLOCK_Q)
-                hopper.clear_rows(out, lse, q_start + first, count, heads, total_q, DIM)
-                cleared += 1
-            if not BROADCAST_Q:
-                end = tl.load(q_offsets + batch_count).to(tl.int32)
-                for row in range(end + clearer * BLOCK_Q, total_q, clearers * BLOCK_Q):
-                    hopper.clear_rows(out, lse, row, tl.minimum(total_q - row, BLOCK_Q), heads, total_q, DIM)
-                    cleared += 1
+            cleared = _clear_rest(
+                out, lse, pairs, counts, work, q_offsets, batch_count, q_uniform, heads, total_q, own * 2 + wg,
+                tl.num_programs(0) * 2, BROADCAST_Q, BLOCK_Q, DIM,
+            )  # fmt: skip
             if cleared > 0:
                 noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2, True)
             instrument.close_lane(lane, noted, LEVEL, True)

@@ -52,6 +52,20 @@ def get(slot):
 
 
 @triton.jit
+def load(desc, tile, full, start, rows, row, column):
+    """Bring rows from ``row`` of the ``rows`` rows from ``start`` on into ``tile``, [rows of a tile, D], by TMA.
+
+    ``full`` completes a phase when all bytes are there, zeros for rows that do not exist among them.
+    """
+    height: tl.constexpr = tile.shape[0]
+    width: tl.constexpr = tile.shape[1]
+    tlx.barrier_expect_bytes(full, height * width * tlx.size_of(tlx.dtype_of(desc)))
+    tlx.async_descriptor_load(
+        desc, tlx.local_reshape(tile, [1, 1, height, width]), ragged(start, rows, row, column), full
+    )
+
+
+@triton.jit
 def wait(barrier, phase, lane, noted, capacity, KIND: tl.constexpr, stage, tile, LEVEL: tl.constexpr):
     """Wait for a phase of an mbarrier; the lane's new count of events (level wait notes how long it took)."""
     began = instrument.begin_wait(LEVEL)

@@ -16,7 +16,7 @@ from jfa.schedule import PART_SHIFT, Items, Lengths
 _CHUNK = 1024
 _PART_SHIFT = tl.constexpr(PART_SHIFT)
 _ROWS = 256
-# Measured on an H200, µs for the table of hsp-loguniform and of hsp-half-empty: this 8.6 and 9.5, 16 x 256 12.6 and 11.9.
+# Measured on an H200, µs for the tables of hsp-loguniform and hsp-half-empty: this 8.6, 9.5; 16 x 256 12.6, 11.9.
 _RANKED_ROWS, _RANKED_OTHERS = 8, 512
 _MOST_RANKED = 8192
 """Items up to this many are ranked by comparing each with all others (67 million comparisons, one launch); more are

@@ -38,10 +38,10 @@ def test_half_precision_errs_at_most_twice_as_much_as_eager(name, dtype, device)
 @pytest.mark.parametrize("name", ["tails", "causal-short-kv", "window-both", "gqa-8-2"])
 def test_masked_blocks_need_not_be_peeled(name, device, monkeypatch):
     """One loop that masks every block computes the same: what peeling saves is time."""
-    from jfa import attention as op
+    from jfa.impl import choice
 
-    pinned = op.forward_config
-    monkeypatch.setattr(op, "forward_config", lambda *kind: dataclasses.replace(pinned(*kind), peel=False))
+    pinned = choice.forward_config
+    monkeypatch.setattr(choice, "forward_config", lambda *kind: dataclasses.replace(pinned(*kind), peel=False))
     case = CASES[name]
     inputs = case.inputs(device)
     assert_results_close(attend(inputs, **case.options), inputs, **case.bounds)

@@ -29,7 +29,8 @@ def operator_arguments(case, inputs, table=None):
         tables = (table.forward.pairs, table.forward.counts, table.backward.pairs, table.backward.counts)
     return (
         *(inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets, *tables),
-        [table.block_q, table.block_kv] if table else [0, 0],
+        [table.block_q, table.block_kv, table.forward.split] if table else [0, 0, 0],
+        "triton",
         table.schedule if table else "balanced-dynamic",
         case.q_len if case.broadcast else len(inputs.q),
         len(inputs.k),
@@ -52,7 +53,7 @@ def test_opcheck(name, planned, device):
     inputs = case.inputs(device, grad=True)
     table = None
     if planned:
-        table = jfa.plan(inputs.kv_offsets, inputs.q_offsets, q=inputs.q, k=inputs.k, **case.options)
+        table = jfa.plan(inputs.kv_offsets, inputs.q_offsets, q=inputs.q, k=inputs.k, impl="triton", **case.options)
     torch.library.opcheck(torch.ops.jfa.forward.default, operator_arguments(case, inputs, table))
 
 
@@ -67,7 +68,7 @@ def test_opcheck_backward(name, device):
     for grad_lse in (None, torch.ones_like(results.lse)):
         torch.library.opcheck(
             torch.ops.jfa.backward.default,
-            (grad_out, grad_lse, *arguments[:3], out, results.lse, *arguments[3:5], None, None, *arguments[10:]),
+            (grad_out, grad_lse, *arguments[:3], out, results.lse, *arguments[3:5], None, None, *arguments[11:]),
         )
 
 

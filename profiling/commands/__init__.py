@@ -22,9 +22,10 @@ from profiling.commands.ncu_collect import ncu_collect
 from profiling.commands.record import record
 from profiling.commands.report import report
 from profiling.commands.show import show
+from profiling.commands.waits import waits
 
 COMMANDS: list[Callable[..., Any]] = [
-    demo, doctor, record, show, heatmap, compare, report, export, bench, ncu, ncu_collect, launch,
+    demo, doctor, record, show, waits, heatmap, compare, report, export, bench, ncu, ncu_collect, launch,
 ]  # fmt: skip
 
 HELP = """Where does the SM time of an attention kernel over jagged lengths go?

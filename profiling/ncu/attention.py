@@ -87,7 +87,7 @@ def lost_tensor_time(kernel: KernelSummary, recording: Recording) -> LostTensorT
     Raises:
         UserError: they are of different launches, or the report has no tensor pipe.
     """
-    _same_launch(kernel, recording)
+    same_launch(kernel, recording)
     tensor = kernel.get("tensor")
     if tensor != tensor:
         raise UserError(
@@ -101,7 +101,8 @@ def lost_tensor_time(kernel: KernelSummary, recording: Recording) -> LostTensorT
     return LostTensorTime(tensor, work - tensor, 100 - work, shares, recording.title())
 
 
-def _same_launch(kernel: KernelSummary, recording: Recording) -> None:
+def same_launch(kernel: KernelSummary, recording: Recording, option: str = "--recording") -> None:
+    """Raise UserError, naming ``option``, unless both are of one kernel, workload, schedule and GPU where they say."""
     said = fields(kernel)
     pairs = [
         ("kernel", kernel.name, recording.get("kernel.name")),
@@ -112,6 +113,6 @@ def _same_launch(kernel: KernelSummary, recording: Recording) -> None:
     for what, in_report, in_recording in pairs:
         if in_report and in_recording and str(in_report) != str(in_recording):
             raise UserError(
-                f"--recording: is of another launch ({what} {in_recording}) than {kernel.report} ({what} {in_report}); "
+                f"{option}: is of another launch ({what} {in_recording}) than {kernel.report} ({what} {in_report}); "
                 "record the same kernel, workload and schedule"
             )

@@ -1,0 +1,154 @@
+"""``waits``: which barrier costs which role how much, and who was late."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiling.commands import arguments, printing
+from profiling.commands.printing import Column
+from profiling.errors import UserError
+from profiling.text import duration, percent
+
+if TYPE_CHECKING:
+    from profiling.lost import LostTime
+    from profiling.recording import Recording
+
+ROWS = 16
+COLUMNS = [
+    Column("role", "role", right=False),
+    Column("barrier", "barrier", right=False),
+    Column("stage", "buffer", lambda value: "–" if value < 0 else f"{value}"),
+    Column("phase", "when", right=False),
+    Column("count", "waits", "{:,}".format),
+    Column("total_ns", "in sum", duration),
+    Column("median_ns", "median", duration),
+    Column("p95_ns", "95th pct.", duration),
+    Column("share", "of the role's life", percent),
+]
+
+
+def waits(
+    file: arguments.RecordingFile,
+    role: Annotated[str | None, typer.Option("--role", help="Only this role's waits.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", metavar="FILE", help="Set the roles' time beside this recording's.")
+    ] = None,
+    ncu: Annotated[
+        Path | None, typer.Option("--ncu", metavar="REPORT", help="An Nsight Compute report of the same launch.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Figures: .html.")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """Say which barrier costs which role how much, and who was late.
+
+    For recordings at level wait. Waits by role, barrier and buffer; each wait is laid at the door of the role that
+    ended it, with what that role was doing; the compute roles' time is split into work, waits and gaps between tiles,
+    which sum to their lives. With --ncu, the tensor pipe's share of the launch stands beside it.
+
+    \b
+    Examples:
+      python -m profiling waits forward.parquet
+      python -m profiling waits forward.parquet --role load -o waits.html
+    """
+    from profiling.late import late
+    from profiling.lost import lost_time
+    from profiling.recording import Recording
+    from profiling.waits import role_time
+    from profiling.waits import waits as table_of
+
+    if output:
+        arguments.output_file(output, [".html"])
+    recording = Recording.read(file)
+    parts = role_time(recording)
+    roles = list(dict.fromkeys(parts["role"]))
+    if role is not None:
+        arguments.choice(role, roles, "role")
+    before = Recording.read(baseline) if baseline else None
+    table, blame = table_of(recording), late(recording, role)
+    table = table if role is None else table[table["role"] == role]
+    lost = lost_time(recording, _tensor_share(ncu, recording) if ncu else math.nan)
+    if json:
+        printing.document(
+            {
+                "title": recording.title(),
+                "grade": recording.grade,
+                "warnings": recording.warnings(),
+                "waits": printing.records(table),
+                "late": printing.records(blame),
+                "roles": printing.records(parts),
+                "lost": asdict(lost),
+                "baseline": printing.records(role_time(before)) if before else None,
+            }
+        )
+    else:
+        _print(recording, before, table, blame, parts, lost)
+    if output:
+        from profiling.page import write_figures
+        from profiling.wait_figures import late_flow, late_matrix, role_time_bars
+
+        blamed = [late_matrix(blame), late_flow(blame)] if len(blame) else []
+        write_figures([role_time_bars(parts), *blamed], output, recording.title())
+        if not json:
+            printing.line(f"figures in {output}")
+
+
+def _print(recording: "Recording", before: "Recording | None", table, blame, parts, lost: "LostTime") -> None:  # type: ignore[no-untyped-def]
+    from profiling.waits import role_time
+
+    grade = f"{recording.grade} on {recording.gpu_name}; shares: derived"
+    printing.line(recording.title())
+    printing.warnings(recording.warnings())
+    shares = parts.assign(was=math.nan)
+    columns = [
+        Column("role", "role", right=False),
+        Column("part", "part", right=False),
+        Column("total_ns", "in sum", duration),
+        Column("share", "of the role's life", percent),
+    ]
+    if before is not None:
+        old = role_time(before).set_index(["role", "part"])["share"]
+        shares["was"] = [old.get(key, math.nan) for key in zip(parts["role"], parts["part"], strict=True)]
+        columns.append(Column("was", f"in {before.source}", percent))
+    printing.table(printing.records(shares), columns, title="Where each role's time went", grade=grade)
+    more = f"; the {ROWS} longest of {len(table)}" if len(table) > ROWS else ""
+    rows = printing.records(table.head(ROWS))
+    printing.table(rows, COLUMNS, title=f"Waits by role, barrier and buffer{more}", grade=grade)
+    late_columns = [
+        Column("role", "waits", right=False),
+        Column("barrier", "for", right=False),
+        Column("late", "late", right=False),
+        Column("doing", "doing", right=False),
+        Column("total_ns", "in sum", duration),
+        Column("share", "of the waiting role's life", percent),
+    ]
+    derived = "derived from the roles' own waits: `in flight` and `in use` begin when the late role's wait ended"
+    printing.table(printing.records(blame.head(ROWS)), late_columns, title="Who was late", grade=derived)
+    printing.line(f"verdict: {lost.words}")
+    printing.line(f"remedy: {lost.remedy}")
+    if not math.isnan(lost.tensor):
+        printing.line(
+            f"tensor pipe: active for {percent(lost.tensor)} of the launch (ncu, measured); the compute roles work for "
+            f"{percent(lost.work)} (derived): {percent(lost.residual)} of their time is not the tensor pipe's"
+        )
+
+
+def _tensor_share(path: Path, recording: "Recording") -> float:
+    """The tensor pipe's share of the launch in a report of the same kernel, workload and schedule."""
+    from profiling.ncu import attention, reading
+    from profiling.ncu.summary import summarise
+
+    refused = None
+    for kernel in summarise(reading.read(path, for_summary=True)):
+        try:
+            attention.same_launch(kernel, recording, "--ncu")
+        except UserError as error:
+            refused = error
+            continue
+        if (share := kernel.get("tensor")) == share:
+            return share / 100.0
+    raise refused or UserError(
+        f"--ncu {path}: has no tensor-pipe metric; collect ComputeWorkloadAnalysis, or --set full"
+    )

@@ -1,0 +1,97 @@
+"""What the compute roles lose to waiting: which barrier costs most, who is late, and what addresses it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from profiling.errors import RecordingError
+from profiling.late import late
+from profiling.recording import Recording
+from profiling.text import percent
+from profiling.waits import PREFIX, role_time
+
+LITTLE = 0.05
+"""Of a role's life: what waits less in all is bound by what it computes."""
+
+REMEDIES = {
+    "in flight": "loads begin too late to hide their latency: more stages of that buffer, or fewer bytes (multicast)",
+    "in use": "the buffer is held too long: more stages, or release it as soon as its last read is done",
+    "issuing": "the tensor cores are taken in turns: try without ping-pong",
+    "item_full": "the next tile arrives late: fetch it earlier, or take longer tiles",
+    "working": "the late role does too much between its waits: move work to another role",
+}
+
+
+@dataclass(frozen=True)
+class LostTime:
+    """The compute roles' lives (those that have tiles), as shares that sum to 1.
+
+    Attributes:
+        roles: which they are.
+        work: neither waiting nor between tiles; between: between tiles; waits: by barrier, longest first.
+        barrier, late, doing: the costliest barrier, who was late most of its time, doing what; "" without waits.
+        words: the verdict, a sentence; remedy: what addresses it.
+        tensor: share of the launch in which the tensor pipe was active, from a profiler; NaN without one.
+        residual: work − tensor: issuing, softmax and whatever else is not the tensor pipe's. NaN without.
+    """
+
+    roles: tuple[str, ...]
+    work: float
+    between: float
+    waits: dict[str, float]
+    barrier: str
+    late: str
+    doing: str
+    words: str
+    remedy: str
+    tensor: float
+    residual: float
+
+
+def lost_time(recording: Recording, tensor: float = math.nan) -> LostTime:
+    """What the compute roles lose; ``tensor``: the tensor pipe's share of the same launch, in [0, 1], if known.
+
+    Raises:
+        RecordingError: as `profiling.waits.waits_of`, or no role has tiles.
+    """
+    parts = role_time(recording)
+    roles = tuple(parts.loc[parts["part"] == "between tiles", "role"])
+    if not roles:
+        raise RecordingError(f"{recording.source}: no role has tile spans, so that none is known to compute")
+    own = parts[parts["role"].isin(roles)]
+    lived = own["total_ns"].sum()
+    shares = (own.groupby("part")["total_ns"].sum() / lived).to_dict()
+    work, between = shares.pop("work"), shares.pop("between tiles")
+    ranked = {str(part).removeprefix(PREFIX): s for part, s in sorted(shares.items(), key=lambda item: -item[1])}
+    barrier = next(iter(ranked), "")
+    who, doing = _who(recording, roles, barrier)
+    waited = sum(ranked.values())
+    words, remedy = _words(roles, work, waited, barrier, ranked.get(barrier, 0.0), who, doing)
+    return LostTime(roles, work, between, ranked, barrier, who, doing, words, remedy, tensor, work - tensor)
+
+
+def _who(recording: Recording, roles: tuple[str, ...], barrier: str) -> tuple[str, str]:
+    table = late(recording)
+    table = table[table["role"].isin(roles) & (table["barrier"] == barrier)]
+    if table.empty:
+        return "", ""
+    summed = table.groupby(["late", "doing"])["total_ns"].sum().sort_values(ascending=False).reset_index()
+    return str(summed["late"].iloc[0]), str(summed["doing"].iloc[0])
+
+
+def _words(
+    roles: tuple[str, ...], work: float, waited: float, barrier: str, share: float, who: str, doing: str
+) -> tuple[str, str]:
+    names = " and ".join(roles)
+    if waited < LITTLE or not barrier:
+        return (
+            f"{names} wait for {percent(waited)} of their time only: the kernel is bound by what they compute",
+            "fewer instructions a product: softmax, masks, conversions",
+        )
+    remedy = REMEDIES.get(barrier) or REMEDIES.get(doing) or "look at what the late role waits for in turn"
+    return (
+        f"{names} compute for {percent(work)} of their time and wait for {percent(waited)}, most of it "
+        f"({percent(share)}) for {barrier}; late is {who}, {doing.replace(PREFIX, 'itself waiting for ')}",
+        remedy,
+    )

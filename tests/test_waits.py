@@ -1,0 +1,200 @@
+"""Waits by role and barrier, who was late, and what the compute roles lose: on a pipeline whose truth is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline import Pipeline, recording
+from synthetic import synthetic_recording
+
+from profiling.__main__ import main
+from profiling.errors import RecordingError
+from profiling.late import late, twin
+from profiling.lost import lost_time
+from profiling.recording import Recording
+from profiling.wait_figures import late_flow, late_matrix, role_time_bars
+from profiling.waits import role_time, waits
+
+SLOW_LOADS = Pipeline(flight=1000)
+SLOW_CONSUMER = Pipeline(flight=10, use=(50, 400), steps=(20, 20))
+SLOW_ISSUE = Pipeline(issue=800, flight=10, steps=(12,))
+
+pipelines = st.builds(
+    Pipeline,
+    stages=st.integers(1, 4),
+    issue=st.integers(0, 500),
+    flight=st.integers(0, 2000),
+    use=st.tuples(st.integers(0, 500), st.integers(0, 500)),
+    work=st.tuples(st.integers(0, 500), st.integers(0, 500)),
+    steps=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    ctas=st.integers(1, 4),
+)
+
+
+def share_of(table, **where) -> float:
+    for name, value in where.items():
+        table = table[table[name] == value]
+    return float(table["share"].sum())
+
+
+def test_counts_sums_and_phases():
+    found = waits(recording(Pipeline(flight=100, steps=(4, 3), ctas=2)))
+    mma = found[(found["role"] == "mma0") & (found["barrier"] == "k_full")]
+    assert mma["count"].sum() == 2 * 7
+    by_phase = mma.groupby("phase")["count"].sum()
+    assert dict(by_phase) == {"first tile": 8, "tile boundary": 2, "steady": 4}
+    assert set(mma["stage"]) == {0, 1}
+    assert found.attrs["grade"] == "modelled"
+    first = recording(Pipeline(steps=(1,), ctas=1))
+    row = waits(first)[lambda t: t["role"] == "mma0"].iloc[0]
+    assert (row["total_ns"], row["median_ns"], row["p95_ns"]) == (110, 110, 110)  # issued in 10, in flight for 100
+
+
+@given(pipelines)
+@settings(max_examples=60)
+def test_parts_sum_to_the_lives_and_blame_to_the_waits(pipeline):
+    made = recording(pipeline)
+    parts = role_time(made)
+    lives = made.events[made.events["event"] == "cta"]
+    lived = (lives["end_ns"] - lives["start_ns"]).groupby(lives["role"], observed=True).sum()
+    for role, own in parts.groupby("role"):
+        assert own["total_ns"].sum() == pytest.approx(lived[role])
+        assert own["total_ns"].min() >= 0
+        assert not lived[role] or own["share"].sum() == pytest.approx(1.0)
+    table = late(made)
+    waited = waits(made).groupby(["role", "barrier"])["total_ns"].sum()
+    blamed = table.groupby(["role", "barrier"])["total_ns"].sum().reindex(waited.index, fill_value=0.0)
+    np.testing.assert_allclose(blamed, waited, atol=1e-6)
+    assert (table["total_ns"] > 0).all()
+    lost = lost_time(made)
+    shares = lost.work + lost.between + sum(lost.waits.values())
+    assert shares == pytest.approx(1.0) or not lived[["mma0", "mma1"]].sum()
+
+
+def test_slow_loads_are_in_flight():
+    table = late(recording(SLOW_LOADS))
+    mma = table[table["role"] == "mma0"]
+    assert mma.iloc[0][["barrier", "late", "doing"]].tolist() == ["k_full", "load", "in flight"]
+    assert share_of(mma, doing="in flight") > 0.8
+    lost = lost_time(recording(SLOW_LOADS))
+    assert (lost.barrier, lost.late, lost.doing) == ("k_full", "load", "in flight")
+    assert "more stages" in lost.remedy and "late is load, in flight" in lost.words
+
+
+def test_the_slower_of_two_consumers_is_late():
+    table = late(recording(SLOW_CONSUMER))
+    load = table[(table["role"] == "load") & (table["barrier"] == "k_empty")]
+    assert load.iloc[0][["late", "doing"]].tolist() == ["mma1", "in use"]
+    assert share_of(load, late="mma1") > 20 * share_of(load, late="mma0")
+    mma0 = table[table["role"] == "mma0"]
+    assert mma0.iloc[0][["late", "doing"]].tolist() == ["load", "wait:k_empty"]  # which itself waits for mma1
+
+
+def test_a_role_that_is_busy_is_working():
+    table = late(recording(SLOW_ISSUE))
+    # The load role gets hold of a buffer, then takes long to issue: that is the buffer's time, not another wait's.
+    assert share_of(table, role="mma0", doing="wait:k_empty") < 0.1
+
+
+def test_what_waits_little_is_bound_by_its_work():
+    lost = lost_time(recording(Pipeline(flight=0, issue=0, use=(500, 500), steps=(30,))))
+    assert "bound by what they compute" in lost.words and lost.work > 0.95
+
+
+def test_roles_can_be_chosen_and_baselines_shown(tmp_path, capsys):
+    file, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    recording(SLOW_LOADS).write(file)
+    recording(Pipeline()).write(other)
+    assert main(["waits", str(file), "--role", "mma0", "--baseline", str(other)]) == 0
+    out = capsys.readouterr().out
+    assert "verdict: mma0 and mma1 compute for" in out and "b.parquet" in out.replace("\n", "")
+    assert main(["waits", str(file), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["lost"]["barrier"] == "k_full" and document["lost"]["tensor"] is None
+    assert main(["waits", str(file), "-o", str(tmp_path / "w.html")]) == 0
+    assert (tmp_path / "w.html").stat().st_size > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--role", "mma2"], "role: there is none named 'mma2'; did you mean"),
+        (["-o", "x.txt"], "expected a name that ends in .html"),
+        (["--baseline", "nowhere.parquet"], "nowhere.parquet"),
+        (["--ncu", "nowhere.ncu-rep"], "there is no such file"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, expected, tmp_path, capsys):
+    file = tmp_path / "a.parquet"
+    recording(Pipeline()).write(file)
+    assert main(["waits", str(file), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert expected in error and error.count("\n") == 1
+
+
+def test_recordings_without_waits_or_with_losses_are_refused(tmp_path, capsys):
+    file = tmp_path / "tiles.parquet"
+    synthetic_recording(256, [100, 4000, 900]).write(file)
+    assert main(["waits", str(file)]) == 2
+    assert "holds no waits" in capsys.readouterr().err
+    lossy = recording(Pipeline(), events={"written": 10, "lost": 5, "lost_by_lane": {"0": 5}})
+    with pytest.raises(RecordingError, match="lost 5 events"):
+        waits(lossy)
+    alone = recording(Pipeline())
+    only = alone.events[(alone.events["role"] == "load")]
+    with pytest.raises(RecordingError, match="no role has tile spans"):
+        lost_time(Recording(only, alone.metadata))
+    table = late(Recording(only, alone.metadata))
+    assert set(table["late"]) <= {"unknown"}
+
+
+def test_nothing_waited_for(tmp_path, capsys):
+    """Waits that took no time at all: tables without rows, and no figure of them."""
+    file = tmp_path / "a.parquet"
+    recording(Pipeline(issue=0, flight=0, use=(0, 0), work=(9, 9), stages=4, steps=(3,))).write(file)
+    assert late(Recording.read(file)).empty
+    assert main(["waits", str(file), "-o", str(tmp_path / "w.html")]) == 0
+    assert "bound by what they compute" in capsys.readouterr().out
+
+
+def test_twins():
+    assert (twin("k_full"), twin("k_empty"), twin("turn")) == ("k_empty", "k_full", "")
+
+
+def test_turns_are_ended_by_the_other_role():
+    made = recording(Pipeline(flight=0, issue=0))
+    events = made.events.copy()
+    events["event"] = events["event"].astype(str)
+    events.loc[(events["event"] == "wait:k_full"), "event"] = "wait:turn"
+    table = late(Recording(events[events["role"] != "load"], made.metadata))
+    assert set(table["role"]) <= {"mma0", "mma1"}
+    for role, own in table.groupby("role"):
+        assert set(own["late"]) == {"mma1" if role == "mma0" else "mma0"}
+        assert set(own["doing"]) <= {"issuing", "working", "wait:turn"}
+
+
+@pytest.mark.parametrize("hostile", ["<b>x</b>", "a" * 300])
+def test_figures_draw_and_escape(hostile):
+    made = recording(dataclasses.replace(SLOW_CONSUMER, steps=(5,)), workload={"name": hostile})
+    for figure in (role_time_bars(role_time(made)), late_matrix(late(made)), late_flow(late(made))):
+        text = figure.to_json()
+        assert "<b>x" not in text.replace("\\u003c", "<") and len(figure.data) >= 1
+    bars = role_time_bars(role_time(made))
+    assert sum(bar.x[0] for bar in bars.data) == pytest.approx(100.0)
+    flow = late_flow(late(made)).data[0].link
+    assert sum(flow.value) == pytest.approx(2 * late(made)["total_ns"].sum() / 1e6)
+
+
+@pytest.mark.slow
+def test_millions_of_waits_take_seconds():
+    import time
+
+    made = recording(Pipeline(steps=(400,) * 5, ctas=300))
+    started = time.perf_counter()
+    waits(made), role_time(made), late(made)
+    assert len(made.events) > 1_500_000 and time.perf_counter() - started < 20

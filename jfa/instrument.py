@@ -60,104 +60,41 @@ def read_sm():
     return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
-@triton.jit
-def _store_word_of_cta(address, word):
-    """One int64 to an 8-byte aligned address, by the CTA's first thread alone."""
-    tl.inline_asm_elementwise(
-        """{
+def _by_leader(store: str, threads: str) -> tl.constexpr:
+    """PTX of a store that one thread does: the one of which ``threads`` leaves 0 in the register of that name."""
+    return tl.constexpr(
+        f"""{{
         .reg .pred leader;
         .reg .u32 thread;
         mov.u32 thread, %tid.x;
+        {threads}
         setp.eq.u32 leader, thread, 0;
-        @leader st.global.b64 [$1], $2;
+        @leader {store}
         mov.u32 $0, 0;
-        }""",
-        "=r,l,l",
-        [address.to(tl.int64), word],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
+        }}"""
     )
 
 
-@triton.jit
-def _store_pair_of_cta(address, first, second):
-    """Two int64 to a 16-byte aligned address, by the CTA's first thread alone in one store."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred leader;
-        .reg .u32 thread;
-        mov.u32 thread, %tid.x;
-        setp.eq.u32 leader, thread, 0;
-        @leader st.global.v2.b64 [$1], {$2, $3};
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,l,l",
-        [address.to(tl.int64), first, second],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _store_word_of_role(address, word):
-    """One int64 to an 8-byte aligned address, by this warpgroup's first thread alone."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred leader;
-        .reg .u32 thread;
-        mov.u32 thread, %tid.x;
-        and.b32 thread, thread, 127;
-        setp.eq.u32 leader, thread, 0;
-        @leader st.global.b64 [$1], $2;
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,l",
-        [address.to(tl.int64), word],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _store_pair_of_role(address, first, second):
-    """Two int64 to a 16-byte aligned address, by this warpgroup's first thread alone in one store."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred leader;
-        .reg .u32 thread;
-        mov.u32 thread, %tid.x;
-        and.b32 thread, thread, 127;
-        setp.eq.u32 leader, thread, 0;
-        @leader st.global.v2.b64 [$1], {$2, $3};
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,l,l",
-        [address.to(tl.int64), first, second],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+_WORD, _PAIR = "st.global.b64 [$1], $2;", "st.global.v2.b64 [$1], {$2, $3};"
+_OF_WARPGROUP = "and.b32 thread, thread, 127;"
+_STORE_WORD, _STORE_WORD_OF_ROLE = _by_leader(_WORD, ""), _by_leader(_WORD, _OF_WARPGROUP)
+_STORE_PAIR, _STORE_PAIR_OF_ROLE = _by_leader(_PAIR, ""), _by_leader(_PAIR, _OF_WARPGROUP)
 
 
 @triton.jit
 def store_word(address, word, ROLES: tl.constexpr):
     """One int64 to an 8-byte aligned address, by one thread: the CTA's first, with ``ROLES`` this warpgroup's."""
-    if ROLES:
-        _store_word_of_role(address, word)
-    else:
-        _store_word_of_cta(address, word)
+    store: tl.constexpr = _STORE_WORD_OF_ROLE if ROLES else _STORE_WORD
+    tl.inline_asm_elementwise(store, "=r,l,l", [address.to(tl.int64), word], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def store_pair(address, first, second, ROLES: tl.constexpr):
     """Two int64 to a 16-byte aligned address in one store, by one thread, as :func:`store_word`."""
-    if ROLES:
-        _store_pair_of_role(address, first, second)
-    else:
-        _store_pair_of_cta(address, first, second)
+    store: tl.constexpr = _STORE_PAIR_OF_ROLE if ROLES else _STORE_PAIR
+    tl.inline_asm_elementwise(
+        store, "=r,l,l,l", [address.to(tl.int64), first, second], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit

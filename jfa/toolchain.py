@@ -57,3 +57,26 @@ def ptxas_version(path: str) -> tuple[int, ...]:
     if match is None:
         raise ValueError(f"{path}: no version in its answer")
     return tuple(int(part) for part in match.groups())
+
+
+@lru_cache
+def require_safe_ptxas(what: str) -> None:
+    """Refuse to compile ``what`` with a ptxas that may assemble it wrongly. Reads the version once.
+
+    RuntimeError: it is older than SAFE_PTXAS, or does not say how old it is.
+    """
+    path, why = ptxas_in_use()
+    wanted = ".".join(map(str, SAFE_PTXAS))
+    mend = f"pip install 'nvidia-cuda-nvcc>={wanted}', or set TRITON_PTXAS_PATH to such a one"
+    if path is None:
+        raise RuntimeError(f"{what}: found no ptxas; {mend}")
+    try:
+        version = ptxas_version(str(path))
+    except (OSError, ValueError) as error:
+        raise RuntimeError(f"{what}: the ptxas in use does not say its version ({error}); {mend}") from None
+    if version < SAFE_PTXAS:
+        found = ".".join(map(str, version))
+        raise RuntimeError(
+            f"{what}: ptxas {found} ({why}: {path}) may reuse registers that a wgmma still reads, so that results can be "
+            f"silently wrong; {mend}"
+        )

@@ -59,3 +59,39 @@ def test_a_choice_made_by_the_user_stays(nvidia: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("TRITON_PTXAS_PATH", "/mine")
     toolchain.prefer_packaged_ptxas()
     assert os.environ["TRITON_PTXAS_PATH"] == "/mine"
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Make TRITON_PTXAS_PATH name a ptxas that gives an answer."""
+    toolchain.ptxas_version.cache_clear()
+    toolchain.require_safe_ptxas.cache_clear()
+
+    def make(answer: str) -> Path:
+        path = tmp_path / "ptxas"
+        path.write_text(f"#!/bin/sh\necho '{answer}'\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("TRITON_PTXAS_PATH", str(path))
+        return path
+
+    yield make
+    toolchain.ptxas_version.cache_clear()
+    toolchain.require_safe_ptxas.cache_clear()
+
+
+def test_an_old_ptxas_is_refused_where_it_assembles_wrongly(asked) -> None:
+    path = asked("Cuda compilation tools, release 12.9, V12.9.86")
+    with pytest.raises(RuntimeError, match="impl='hopper': ptxas 12.9.86 .* silently wrong; pip install") as caught:
+        toolchain.require_safe_ptxas("impl='hopper'")
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_current_ptxas_is_taken(asked) -> None:
+    asked("Cuda compilation tools, release 13.3, V13.3.33")
+    toolchain.require_safe_ptxas("impl='hopper'")
+
+
+def test_a_ptxas_that_does_not_say_is_refused(asked) -> None:
+    asked("no tool of ours")
+    with pytest.raises(RuntimeError, match="does not say its version"):
+        toolchain.require_safe_ptxas("impl='hopper'")

@@ -20,7 +20,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 from torch import Tensor
 
-from jfa import instrument, lanes, schedule
+from jfa import instrument, lanes, schedule, toolchain
 from jfa.config import HopperForwardConfig
 from jfa.impl.hopper import merge as merging
 from jfa.impl.hopper import primitives as hopper
@@ -567,6 +567,7 @@ def forward(
     lse = torch.empty((problem.heads, problem.total_q), dtype=torch.float32, device=q.device)
     if problem.total_q == 0 or problem.heads == 0:
         return out, lse
+    toolchain.require_safe_ptxas("impl='hopper'")
     split = run.items.split
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     half, tail = config.block_q // 2, config.tail or config.block_kv

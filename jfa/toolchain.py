@@ -77,6 +77,6 @@ def require_safe_ptxas(what: str) -> None:
     if version < SAFE_PTXAS:
         found = ".".join(map(str, version))
         raise RuntimeError(
-            f"{what}: ptxas {found} ({why}: {path}) may reuse registers that a wgmma still reads, so that results can be "
+            f"{what}: ptxas {found} ({why}: {path}) may reuse registers that a wgmma still reads, and be "
             f"silently wrong; {mend}"
         )

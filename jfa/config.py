@@ -61,12 +61,29 @@ class HopperForwardConfig:
     ptx_options: str = "--regAllocOptLevel=5"
 
 
-def config_hash(config: ForwardConfig | BackwardConfig | HopperForwardConfig) -> str:
+@dataclass(frozen=True)
+class HopperBackwardConfig:
+    """The warp-specialised backward of sm_90: a tile of ``block_kv`` keys, half of it a warpgroup's.
+
+    ``block_q`` queries a step, ``stages`` of them in flight; ``registers`` a compute thread's.
+    """
+
+    block_q: int = 64
+    block_kv: int = 128
+    stages: int = 2
+    registers: int = 240
+    ptx_options: str = "--regAllocOptLevel=5"
+
+
+Config = ForwardConfig | BackwardConfig | HopperForwardConfig | HopperBackwardConfig
+
+
+def config_hash(config: Config) -> str:
     """Twelve hex digits that tell two configurations apart."""
     return hashlib.sha256(json.dumps(describe(config), sort_keys=True).encode()).hexdigest()[:12]
 
 
-def describe(config: ForwardConfig | BackwardConfig | HopperForwardConfig) -> dict[str, Any]:
+def describe(config: Config) -> dict[str, Any]:
     """The configuration as plain JSON."""
     return {"kind": type(config).__name__, **asdict(config)}
 

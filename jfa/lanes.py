@@ -36,6 +36,12 @@ WAITS = {
     "v_full": 22,
     "v_empty": 23,
     "turn": 24,
+    "kv_full": 25,
+    "kv_empty": 26,
+    "do_full": 27,
+    "do_empty": 28,
+    "ds_full": 29,
+    "ds_empty": 30,
 }
 """Numbers of the barriers that a role waits for. ``full``: until a buffer holds its load, ``empty``: until it may be
 overwritten; ``turn``: for the other warpgroup at the tensor cores."""

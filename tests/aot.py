@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from jfa import toolchain
-from jfa.config import BackwardConfig, ForwardConfig, HopperForwardConfig
+from jfa.config import BackwardConfig, ForwardConfig, HopperBackwardConfig, HopperForwardConfig
 from jfa.impl.triton import backward, forward
 
 toolchain.prefer_packaged_ptxas()
@@ -212,6 +212,53 @@ def compile_hopper_forward(
     return compile_kernel(jfa_forward_hopper, signature, constants, arch, **options)
 
 
+def compile_hopper_backward(
+    config: HopperBackwardConfig,
+    arch: int = 90,
+    *,
+    dim: int = 128,
+    deal: int = 3,
+    level: int = 0,
+    broadcast: bool = True,
+    causal: bool = False,
+    kind: str = "bf16",
+) -> Compiled:
+    """The backward for sm_90 as its launch would compile it."""
+    from jfa.impl.hopper.backward import jfa_backward_hopper
+
+    def ragged(block: int, width: int = dim, of: str = kind) -> str:
+        return f"tensordesc<{of}[1, 1, {block}, {width}]>"
+
+    signature = {
+        **dict.fromkeys(("q_desc", "do_desc"), ragged(config.block_q)),
+        **dict.fromkeys(("k_desc", "v_desc"), ragged(config.block_kv)),
+        "dq_desc": ragged(config.block_q, dim // 2, "fp32"),
+        **dict.fromkeys(("dk_desc", "dv_desc"), ragged(config.block_kv // 2)),
+        **dict.fromkeys(("dk", "dv"), f"*{kind}"),
+        **dict.fromkeys(("stat_lse", "stat_delta"), "*fp32"),
+        **dict.fromkeys(("kv_offsets", "pairs", "counts", "counter"), "*i32"),
+        **dict.fromkeys(("batch_count", "heads_kv", "q_uniform", "stat_rows", "total_kv"), "i32"),
+        **dict.fromkeys(("before", "after", "capacity"), "i32"),
+        **dict.fromkeys(("score_scale", "scale"), "fp32"),
+    }
+    constants: dict[str, Any] = {
+        "group": 1,
+        "BROADCAST_Q": broadcast,
+        "HAS_BEFORE": causal,
+        "HAS_AFTER": False,
+        "BLOCK_Q": config.block_q,
+        "BLOCK_KV": config.block_kv,
+        "DIM": dim,
+        "STAGES": config.stages,
+        "REGISTERS": config.registers,
+        "DEAL": deal,
+        "LEVEL": level,
+    }
+    _optional(signature, constants, broadcast, level)
+    options = {"num_warps": 4, "num_stages": 1, "ptx_options": config.ptx_options}
+    return compile_kernel(jfa_backward_hopper, signature, constants, arch, **options)
+
+
 def ptxas_says(compiled: Compiled, arch: str = "sm_90a", options: str = "") -> str:
     """What ptxas reports of the PTX: registers, spills, and what it warns of, such as serialised wgmma."""
     ptxas, _ = toolchain.ptxas_in_use()
@@ -286,9 +333,14 @@ def main(arguments: list[str]) -> None:
                 for name, compile_one, choose in (
                     ("forward", compile_forward, forward_config),
                     ("backward", compile_backward, backward_config),
-                    ("hopper", compile_hopper_forward, lambda capability, dim, size: hopper_forward_config(dim)),
+                    (
+                        "hopper-forward",
+                        compile_hopper_forward,
+                        lambda capability, dim, size: hopper_forward_config(dim),
+                    ),
+                    ("hopper-backward", compile_hopper_backward, lambda *kind: HopperBackwardConfig()),
                 ):
-                    if name == "hopper" and arch != 90:
+                    if name.startswith("hopper") and arch != 90:
                         continue
                     made = compile_one(choose((arch // 10, arch % 10), dim, 2), arch, dim=dim, level=level)  # type: ignore[operator]
                     code = hashlib.sha256(made.sass.encode()).hexdigest()

@@ -25,7 +25,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from test_tables import side  # noqa: E402
 
-from jfa.config import HopperForwardConfig, hopper_forward_config  # noqa: E402
+from jfa.config import HopperBackwardConfig, HopperForwardConfig, hopper_forward_config  # noqa: E402
+from jfa.impl.hopper import backward as hopper_backward  # noqa: E402
 from jfa.impl.hopper import forward as hopper  # noqa: E402
 from jfa.impl.hopper import merge, primitives  # noqa: E402
 from jfa.impl.triton import launch, tables  # noqa: E402
@@ -46,6 +47,11 @@ VARIANTS = {
     "tile": {"level": 2},
     "wait": {"level": 3, "split": True},
     "ping-pong": {"config": {"pingpong": True}},
+    "backward": {"direction": "backward"},
+    "backward-jagged": {"direction": "backward", "broadcast": False},
+    "backward-causal": {"direction": "backward", "broadcast": False, "causal": True},
+    "backward-d64": {"direction": "backward", "dim": 64},
+    "backward-wait": {"direction": "backward", "level": 3},
 }
 
 
@@ -69,7 +75,7 @@ def test_it_fits_and_wgmma_runs_asynchronously(facts, name):
     assert fact["shared"] <= SHARED_LIMIT
     assert "serialized" not in fact["ptxas"], fact["ptxas"]
     assert re.search(r"Used (\d+) registers", fact["ptxas"])[1] == "168"  # 65,536 over 384 threads, then reallocated
-    assert fact["stack"] <= (0 if name == "d64" else 80)
+    assert fact["stack"] <= (0 if name.endswith("d64") else 80)
     assert fact["reallocated_to"].count(str(HopperForwardConfig().registers)) == 2, "setmaxnreg was dropped"
     assert fact["loop_spills"] <= 2
 
@@ -92,9 +98,13 @@ def main(variants: dict[str, dict]) -> None:
 
     found = {}
     for name, options in variants.items():
-        dim = options.get("dim", 128)
-        config = dataclasses.replace(hopper_forward_config(dim), **options.pop("config", {}))
-        made = aot.compile_hopper_forward(config, **options)
+        changes = options.pop("config", {})
+        if options.pop("direction", "forward") == "forward":
+            config = dataclasses.replace(hopper_forward_config(options.get("dim", 128)), **changes)
+            made = aot.compile_hopper_forward(config, **options)
+        else:
+            config = HopperBackwardConfig()
+            made = aot.compile_hopper_backward(config, **options)
         found[name] = {
             "shared": made.shared,
             "stack": made.stack,
@@ -251,6 +261,44 @@ def test_merged_parts_are_the_whole(device, kv_lens, q_len, split):
     merge.merge(out, lse, partial_out, partial_lse, None, offsets.to(device), asked, run)
     torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(lse.cpu(), expected_lse, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=30)
+@given(q_lens=st.lists(st.integers(0, 150), min_size=1, max_size=7), broadcast=st.booleans(), gradient=st.booleans())
+def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, broadcast, gradient):
+    """Each row's lse and delta where the backward looks for them; everything else weighs nothing."""
+    heads, dim, block = 2, 64, 64
+    batch = len(q_lens)
+    lens = [q_lens[0]] * batch if broadcast else q_lens
+    total = sum(lens)
+    asked = problem(
+        lens[0] if broadcast else 0, [1] * batch, heads, broadcast_q=broadcast, total_q=total, max_q_len=max(lens)
+    )
+    generator = torch.Generator().manual_seed(0)
+    out, grad = (torch.randn(total, heads, dim, generator=generator) for _ in range(2))
+    lse, grad_lse = (torch.randn(heads, total, generator=generator) for _ in range(2))
+    blind = torch.rand(heads, total, generator=generator) < 0.2
+    lse[blind], grad_lse[blind] = -torch.inf, torch.nan
+    offsets = torch.tensor(np.concatenate([[0], np.cumsum(lens)]), dtype=torch.int32, device=device)
+    blocks = hopper_backward.stat_blocks(asked, block)
+    stats = torch.full((2, heads, blocks * block), torch.nan, device=device)
+    if not blocks:
+        return
+    hopper_backward.jfa_stats[(blocks, heads)](
+        *(tensor.to(device) for tensor in (out, lse, grad)), grad_lse.to(device) if gradient else None, stats[0],
+        stats[1], None if broadcast else offsets, batch, asked.q_len, total, blocks * block, heads * dim, heads,
+        BROADCAST_Q=broadcast, ROWS=block, DIM=dim,
+    )  # fmt: skip
+    delta = (out * grad).sum(-1).T - (grad_lse if gradient else 0.0)
+    expected = torch.stack([torch.full_like(stats[0].cpu(), torch.inf), torch.zeros_like(stats[0].cpu())])
+    for sequence, length in enumerate(lens):
+        start = sum(lens[:sequence])
+        at = sequence * -(-lens[0] // block) * block if broadcast else (start // block + sequence) * block
+        own = slice(start, start + length)
+        assert (expected[0, :, at : at + length] == torch.inf).all(), "two sequences share a place"
+        expected[0, :, at : at + length] = torch.where(blind[:, own], torch.inf, lse[:, own] / np.log(2))
+        expected[1, :, at : at + length] = torch.where(blind[:, own], 0.0, delta[:, own])
+    torch.testing.assert_close(stats.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def _store_rows(grad, values, row, head, heads, count, rows, DIM: tl.constexpr):
 
 
 @triton.jit
-def _clear_rows(dk, dv, row, count, heads, DIM: tl.constexpr, ROWS: tl.constexpr):
+def clear_rows(dk, dv, row, count, heads, DIM: tl.constexpr, ROWS: tl.constexpr):
     """Zero gradients for ``count`` rows of every head."""
     rows = tl.arange(0, ROWS)
     for step in range(0, count, ROWS):
@@ -310,11 +310,11 @@ def jfa_backward(
     for item in range(work + own, tl.load(counts + 1), tl.num_programs(0)):
         kv_start, kv_len = primitives.sequence(kv_offsets, tl.load(pairs + 2 * item), False, 0)
         first = tl.load(pairs + 2 * item + 1) * BLOCK_KV
-        _clear_rows(dk, dv, kv_start + first, tl.minimum(kv_len - first, BLOCK_KV), heads_kv, DIM, _CLEAR_ROWS)
+        clear_rows(dk, dv, kv_start + first, tl.minimum(kv_len - first, BLOCK_KV), heads_kv, DIM, _CLEAR_ROWS)
         cleared += 1
     end = tl.load(kv_offsets + batch_count).to(tl.int32)
     for row in range(end + own * _CLEAR_ROWS, total_kv, tl.num_programs(0) * _CLEAR_ROWS):
-        _clear_rows(dk, dv, row, tl.minimum(total_kv - row, _CLEAR_ROWS), heads_kv, DIM, _CLEAR_ROWS)
+        clear_rows(dk, dv, row, tl.minimum(total_kv - row, _CLEAR_ROWS), heads_kv, DIM, _CLEAR_ROWS)
         cleared += 1
     if cleared > 0:
         noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2)
@@ -392,8 +392,13 @@ def backward(
             num_warps=config.num_warps,
         )
     run.compiled.append(compiled)
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return rounded(dq_sum, q.dtype, problem.scale, run, facts), dk, dv
+
+
+def rounded(total: Tensor, dtype: torch.dtype, scale: float, run: launch.Run, facts: dict[str, int]) -> Tensor:
+    """scale · total (float32), rounded once to ``dtype``."""
+    grad = torch.empty(total.shape, dtype=dtype, device=total.device)
     block = 4096
     with instrument.launch_range("jfa_round_dq", run.schedule, **facts):
-        jfa_round_dq[(triton.cdiv(dq.numel(), block),)](dq_sum, dq, dq.numel(), problem.scale, BLOCK=block)
-    return dq, dk, dv
+        jfa_round_dq[(triton.cdiv(grad.numel(), block),)](total, grad, grad.numel(), scale, BLOCK=block)
+    return grad

@@ -68,8 +68,8 @@ def descriptor(rows: Tensor, block: int) -> TensorDescriptor:
     return TensorDescriptor(rows, [tokens, heads * dim], [rows.stride(0), 1], [block, dim])
 
 
-def ragged_descriptor(rows: Tensor, block: int) -> TensorDescriptor:
-    """Descriptor of (T, H·D) rows in blocks [1, 1, block, D], of which a kernel sees one sequence at a time.
+def ragged_descriptor(rows: Tensor, block: int, width: int | None = None) -> TensorDescriptor:
+    """Descriptor of (T, H·D) rows in blocks [1, 1, block, ``width``], of which a kernel sees one sequence at a time.
 
     Rows behind the sequence's last are out of bounds: loads give zeros, stores do nothing. The extent of the rows is
     2³⁰, and the two leading dimensions shift the origin so that a sequence *ends* there; the shift relies on addresses
@@ -78,7 +78,7 @@ def ragged_descriptor(rows: Tensor, block: int) -> TensorDescriptor:
     tokens, heads, dim = rows.shape
     stride = rows.stride(0)
     shape = [0x7FFF0000, 0x7FFF0000, 1 << 30, heads * dim]
-    return TensorDescriptor(rows, shape, [(1 << 34) - stride, stride, stride, 1], [1, 1, block, dim])
+    return TensorDescriptor(rows, shape, [(1 << 34) - stride, stride, stride, 1], [1, 1, block, width or dim])
 
 
 @lru_cache

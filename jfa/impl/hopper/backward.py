@@ -1,0 +1,535 @@
+"""Backward kernel for sm_90: a tile is one block of keys of one (batch, K/V head); dQ is added up in float32 by TMA.
+
+Roles of a CTA: ``load`` (the default warps) brings K and V of a tile and Q, dO and their rows' statistics step by step;
+two ``mma`` warpgroups own half of the tile's keys each. Scores are transposed (keys are rows), so that P and dS are the
+register operands of dV += P^T dO and dK += dS^T Q. For dQ = dS K, which needs all keys, both put their dS into shared
+memory, and each multiplies it with half of K's columns and adds its half of dQ to the sum in memory.
+
+It compiles for sm_90 and has not run on a GPU yet: the op's backward is the one in plain Triton.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+from torch import Tensor
+
+from jfa import instrument, lanes, schedule, toolchain
+from jfa.config import HopperBackwardConfig
+from jfa.impl.hopper import primitives as hopper
+from jfa.impl.triton import backward as baseline
+from jfa.impl.triton import launch, primitives
+from jfa.validation import Problem
+
+ROLES = ("load", "mma0", "mma1")
+_ROLES = tl.constexpr(len(ROLES))
+_SLOTS = tl.constexpr(4)
+_LOG2_E = tl.constexpr(launch.LOG2_E)
+_ITEM_FULL = tl.constexpr(lanes.WAITS["item_full"])
+_ITEM_EMPTY = tl.constexpr(lanes.WAITS["item_empty"])
+_Q_FULL = tl.constexpr(lanes.WAITS["q_full"])
+_Q_EMPTY = tl.constexpr(lanes.WAITS["q_empty"])
+_DO_FULL = tl.constexpr(lanes.WAITS["do_full"])
+_DO_EMPTY = tl.constexpr(lanes.WAITS["do_empty"])
+_KV_FULL = tl.constexpr(lanes.WAITS["kv_full"])
+_KV_EMPTY = tl.constexpr(lanes.WAITS["kv_empty"])
+_DS_FULL = tl.constexpr(lanes.WAITS["ds_full"])
+_DS_EMPTY = tl.constexpr(lanes.WAITS["ds_empty"])
+_CLEAR_ROWS = tl.constexpr(64)
+_KIND_TILE = tl.constexpr(lanes.KINDS["tile"])
+_KIND_ZERO = tl.constexpr(lanes.KINDS["zero"])
+
+
+@triton.jit
+def stat_row(q_start, batch, uniform, BROADCAST_Q: tl.constexpr, BLOCK: tl.constexpr):
+    """Where a sequence's rows begin in the padded statistics: every sequence at a multiple of ``BLOCK``.
+
+    (q_start // BLOCK + batch) · BLOCK: the next sequence's begins behind this one's last block, whatever the lengths.
+    """
+    if BROADCAST_Q:
+        return batch * ((uniform + BLOCK - 1) // BLOCK * BLOCK)
+    else:
+        return (q_start // BLOCK + batch) * BLOCK
+
+
+@triton.jit
+def _turn_of(step, STAGES: tl.constexpr):
+    return step % STAGES, (step // STAGES) & 1
+
+
+@triton.jit(
+    do_not_specialize=["batch_count", "q_uniform", "stat_rows", "total_kv", "before", "after", "capacity"],
+    do_not_specialize_on_alignment=["counter"],
+)
+def jfa_backward_hopper(
+    q_desc,
+    do_desc,
+    k_desc,
+    v_desc,
+    dq_desc,
+    dk_desc,
+    dv_desc,
+    dk,
+    dv,
+    stat_lse,
+    stat_delta,
+    q_offsets,
+    kv_offsets,
+    pairs,
+    counts,
+    counter,
+    batch_count,
+    heads_kv,
+    group,
+    q_uniform,
+    stat_rows,
+    total_kv,
+    before,
+    after,
+    score_scale,
+    scale,
+    recorder,
+    capacity,
+    BROADCAST_Q: tl.constexpr,
+    HAS_BEFORE: tl.constexpr,
+    HAS_AFTER: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    DIM: tl.constexpr,
+    STAGES: tl.constexpr,
+    REGISTERS: tl.constexpr,
+    DEAL: tl.constexpr,
+    LEVEL: tl.constexpr,
+):
+    """``before`` and ``after`` are the window as keys see queries.
+
+    stat_lse (in log2 units, +inf for rows that do not exist or see nothing: their weights are 0), stat_delta: float32
+    (H, stat_rows), padded as `stat_row` says.
+    """
+    HALF: tl.constexpr = BLOCK_KV // 2
+    WIDTH: tl.constexpr = DIM // 2
+    MASKED: tl.constexpr = HAS_BEFORE or HAS_AFTER
+    dtype = tlx.dtype_of(k_desc)
+
+    k_tile = tlx.local_alloc((BLOCK_KV, DIM), dtype, 1)
+    v_tile = tlx.local_alloc((BLOCK_KV, DIM), dtype, 1)
+    q_tiles = tlx.local_alloc((BLOCK_Q, DIM), dtype, STAGES)
+    do_tiles = tlx.local_alloc((BLOCK_Q, DIM), dtype, STAGES)
+    lse_rows = tlx.local_alloc((BLOCK_Q,), tl.float32, STAGES)
+    delta_rows = tlx.local_alloc((BLOCK_Q,), tl.float32, STAGES)
+    ds_tile = tlx.local_alloc((BLOCK_KV, BLOCK_Q), dtype, 1)
+    dq_tiles = tlx.local_alloc((1, 1, BLOCK_Q, WIDTH), tl.float32, 2)
+    # dQ's staging serves dV and dK too, when a tile ends: the same bytes, half as wide a type.
+    out_tiles = tlx.local_alloc((1, 1, HALF, DIM), dtype, 2, reuse=dq_tiles)
+    kv_full = tlx.alloc_barriers(num_barriers=1, arrive_count=1)
+    kv_empty = tlx.alloc_barriers(num_barriers=1, arrive_count=2)
+    q_full = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=1)
+    q_empty = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=2)
+    do_full = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=1)
+    do_empty = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=2)
+    ds_full = tlx.alloc_barriers(num_barriers=1, arrive_count=2)
+    ds_empty = tlx.alloc_barriers(num_barriers=1, arrive_count=2)
+    item_full = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=1)
+    item_empty = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=2)
+    item_tile = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_batch = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_first = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_q_start = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_q_len = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_kv_start = tlx.local_alloc((1,), tl.int32, _SLOTS)
+    item_kv_len = tlx.local_alloc((1,), tl.int32, _SLOTS)
+
+    own = tl.program_id(0)
+    work = tl.load(counts)
+    tile_count = work * heads_kv
+
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            lane = instrument.open_lane(recorder, own * _ROLES, capacity, LEVEL, True)
+            noted = 0
+            tile = own
+            turn = 0
+            loaded = 0
+            batch = 0
+            block = 0
+            if tile < tile_count:
+                batch = tl.load(pairs + 2 * (tile // heads_kv))
+                block = tl.load(pairs + 2 * (tile // heads_kv) + 1)
+            while tile < tile_count:
+                q_start, q_len = primitives.sequence(q_offsets, batch, BROADCAST_Q, q_uniform)
+                kv_start, kv_len = primitives.sequence(kv_offsets, batch, False, 0)
+                first = block * BLOCK_KV
+                head = tile % heads_kv
+                slot = turn % _SLOTS
+                noted = hopper.wait(
+                    item_empty[slot], ((turn // _SLOTS) & 1) ^ 1, lane, noted, capacity, _ITEM_EMPTY, slot, tile, LEVEL
+                )
+                hopper.put(item_tile[slot], tile)
+                hopper.put(item_batch[slot], batch)
+                hopper.put(item_first[slot], first)
+                hopper.put(item_q_start[slot], q_start)
+                hopper.put(item_q_len[slot], q_len)
+                hopper.put(item_kv_start[slot], kv_start)
+                hopper.put(item_kv_len[slot], kv_len)
+                tlx.barrier_arrive(item_full[slot], 1)
+
+                low, full_low, full_high, high = primitives.columns_met(
+                    first, tl.minimum(first + BLOCK_KV, kv_len) - 1, q_len - kv_len, q_len, before, after, HAS_BEFORE,
+                    HAS_AFTER, BLOCK_Q,
+                )  # fmt: skip
+                steps = (high - low + BLOCK_Q - 1) // BLOCK_Q
+                o_start = q_start
+                if BROADCAST_Q:
+                    o_start = batch * q_uniform
+                stats = stat_row(q_start, batch, q_uniform, BROADCAST_Q, BLOCK_Q)
+
+                noted = hopper.wait(kv_empty[0], (turn & 1) ^ 1, lane, noted, capacity, _KV_EMPTY, -1, tile, LEVEL)
+                tlx.barrier_expect_bytes(kv_full[0], 2 * BLOCK_KV * DIM * tlx.size_of(dtype))
+                at = hopper.ragged(kv_start, kv_len, first, head * DIM)
+                tlx.async_descriptor_load(k_desc, tlx.local_reshape(k_tile[0], [1, 1, BLOCK_KV, DIM]), at, kv_full[0])
+                tlx.async_descriptor_load(v_desc, tlx.local_reshape(v_tile[0], [1, 1, BLOCK_KV, DIM]), at, kv_full[0])
+
+                next_tile = tile_count
+                next_batch = 0
+                next_block = 0
+                fetched = 0
+                for step in range(steps * group):
+                    q_head = head * group + step // steps
+                    row = low + step % steps * BLOCK_Q
+                    stage, phase = _turn_of(loaded, STAGES)
+                    column = q_head * DIM
+                    stat = tl.full((), 0, tl.int64) + q_head
+                    stat = stat * stat_rows + stats + row
+                    noted = hopper.wait(q_empty[stage], phase ^ 1, lane, noted, capacity, _Q_EMPTY, stage, tile, LEVEL)
+                    tlx.barrier_expect_bytes(q_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype) + BLOCK_Q * 4)
+                    tlx.async_descriptor_load(
+                        q_desc, tlx.local_reshape(q_tiles[stage], [1, 1, BLOCK_Q, DIM]),
+                        hopper.ragged(q_start, q_len, row, column), q_full[stage],
+                    )  # fmt: skip
+                    tlx.async_load(stat_lse + stat, lse_rows[stage], bulk=True, barrier=q_full[stage])
+                    noted = hopper.wait(
+                        do_empty[stage], phase ^ 1, lane, noted, capacity, _DO_EMPTY, stage, tile, LEVEL
+                    )
+                    tlx.barrier_expect_bytes(do_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype) + BLOCK_Q * 4)
+                    tlx.async_descriptor_load(
+                        do_desc, tlx.local_reshape(do_tiles[stage], [1, 1, BLOCK_Q, DIM]),
+                        hopper.ragged(o_start, q_len, row, column), do_full[stage],
+                    )  # fmt: skip
+                    tlx.async_load(stat_delta + stat, delta_rows[stage], bulk=True, barrier=do_full[stage])
+                    loaded += 1
+                    if step == 0:
+                        next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
+                    elif step == 1:
+                        if next_tile < tile_count:
+                            next_batch = tl.load(pairs + 2 * (next_tile // heads_kv))
+                            next_block = tl.load(pairs + 2 * (next_tile // heads_kv) + 1)
+                    fetched = step + 1
+                if fetched < 1:
+                    next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
+                if fetched < 2:
+                    if next_tile < tile_count:
+                        next_batch = tl.load(pairs + 2 * (next_tile // heads_kv))
+                        next_block = tl.load(pairs + 2 * (next_tile // heads_kv) + 1)
+                tile = next_tile
+                batch = next_batch
+                block = next_block
+                turn += 1
+            slot = turn % _SLOTS
+            noted = hopper.wait(
+                item_empty[slot], ((turn // _SLOTS) & 1) ^ 1, lane, noted, capacity, _ITEM_EMPTY, slot, tile, LEVEL
+            )
+            hopper.put(item_tile[slot], -1)
+            tlx.barrier_arrive(item_full[slot], 1)
+            instrument.close_lane(lane, noted, LEVEL, True)
+
+        with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
+            wg: tl.constexpr = tlx.async_task_replica_id()
+            lane = instrument.open_lane(recorder, own * _ROLES + 1 + wg, capacity, LEVEL, True)
+            noted = 0
+            tile = -1
+            turn = 0
+            used = 0
+            noted = hopper.wait(item_full[0], 0, lane, noted, capacity, _ITEM_FULL, 0, tile, LEVEL)
+            tile = hopper.get(item_tile[0])
+            k_own = tlx.local_slice(k_tile[0], [wg * HALF, 0], [HALF, DIM])
+            v_own = tlx.local_slice(v_tile[0], [wg * HALF, 0], [HALF, DIM])
+            k_half = tlx.local_slice(k_tile[0], [0, wg * WIDTH], [BLOCK_KV, WIDTH])
+            ds_own = tlx.local_slice(ds_tile[0], [wg * HALF, 0], [HALF, BLOCK_Q])
+            while tile >= 0:
+                begun = noted
+                instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2, True)
+                noted = instrument.behind(noted, LEVEL, 2)
+                slot = turn % _SLOTS
+                batch = hopper.get(item_batch[slot])
+                first = hopper.get(item_first[slot])
+                q_start = hopper.get(item_q_start[slot])
+                q_len = hopper.get(item_q_len[slot])
+                kv_start = hopper.get(item_kv_start[slot])
+                kv_len = hopper.get(item_kv_len[slot])
+                tlx.barrier_arrive(item_empty[slot], 1)
+                head = tile % heads_kv
+                shift = q_len - kv_len
+                low, full_low, full_high, high = primitives.columns_met(
+                    first, tl.minimum(first + BLOCK_KV, kv_len) - 1, shift, q_len, before, after, HAS_BEFORE, HAS_AFTER,
+                    BLOCK_Q,
+                )  # fmt: skip
+                steps = (high - low + BLOCK_Q - 1) // BLOCK_Q
+                keys = first + wg * HALF + tl.arange(0, HALF)
+                tail = first + BLOCK_KV > kv_len
+                dk_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
+                dv_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
+                noted = hopper.wait(kv_full[0], turn & 1, lane, noted, capacity, _KV_FULL, -1, tile, LEVEL)
+                for step in range(steps * group):
+                    q_head = head * group + step // steps
+                    row = low + step % steps * BLOCK_Q
+                    stage, phase = _turn_of(used, STAGES)
+                    noted = hopper.wait(q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL)
+                    scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]))
+                    noted = hopper.wait(do_full[stage], phase, lane, noted, capacity, _DO_FULL, stage, tile, LEVEL)
+                    dp = tlx.async_dot(v_own, tlx.local_trans(do_tiles[stage]))
+                    scores = tlx.async_dot_wait(1, scores)
+                    lse = tlx.local_load(lse_rows[stage])
+                    p = tl.exp2(scores * score_scale - lse[None, :])
+                    if MASKED:
+                        if tail | (row < full_low) | (row >= full_high):
+                            queries = row + tl.arange(0, BLOCK_Q)
+                            mask = primitives.visible(
+                                keys[:, None], queries[None, :], kv_len, q_len, shift, before, after, HAS_BEFORE,
+                                HAS_AFTER,
+                            )  # fmt: skip
+                            p = tl.where(mask, p, 0.0)
+                    else:
+                        if tail:
+                            p = tl.where((keys < kv_len)[:, None], p, 0.0)
+                    p_low = p.to(dtype)
+                    dv_acc = tlx.async_dot(p_low, do_tiles[stage], dv_acc)
+                    dp = tlx.async_dot_wait(1, dp)
+                    delta = tlx.local_load(delta_rows[stage])
+                    ds = (p * (dp - delta[None, :])).to(dtype)
+                    noted = hopper.wait(ds_empty[0], (used & 1) ^ 1, lane, noted, capacity, _DS_EMPTY, -1, tile, LEVEL)
+                    tlx.local_store(ds_own, ds)
+                    tlx.fence("async_shared")
+                    tlx.barrier_arrive(ds_full[0], 1)
+                    dv_acc = tlx.async_dot_wait(0, dv_acc)
+                    tlx.barrier_arrive(do_empty[stage], 1)
+                    dk_acc = tlx.async_dot(ds, q_tiles[stage], dk_acc)
+                    noted = hopper.wait(ds_full[0], used & 1, lane, noted, capacity, _DS_FULL, -1, tile, LEVEL)
+                    dq = tlx.async_dot(tlx.local_trans(ds_tile[0]), k_half)
+                    dk_acc = tlx.async_dot_wait(1, dk_acc)
+                    tlx.barrier_arrive(q_empty[stage], 1)
+                    dq = tlx.async_dot_wait(0, dq)
+                    tlx.barrier_arrive(ds_empty[0], 1)
+                    tlx.async_descriptor_store_wait(0)
+                    tlx.local_store(dq_tiles[wg], dq.reshape(1, 1, BLOCK_Q, WIDTH))
+                    tlx.fence("async_shared")
+                    tlx.async_descriptor_store(
+                        dq_desc, dq_tiles[wg], hopper.ragged(q_start, q_len, row, q_head * DIM + wg * WIDTH),
+                        store_reduce="add",
+                    )  # fmt: skip
+                    used += 1
+                tlx.barrier_arrive(kv_empty[0], 1)
+                at = hopper.ragged(kv_start, kv_len, first + wg * HALF, head * DIM)
+                tlx.async_descriptor_store_wait(0)
+                tlx.local_store(out_tiles[wg], dv_acc.to(dtype).reshape(1, 1, HALF, DIM))
+                tlx.fence("async_shared")
+                tlx.async_descriptor_store(dv_desc, out_tiles[wg], at)
+                tlx.async_descriptor_store_wait(0)
+                tlx.local_store(out_tiles[wg], (dk_acc * scale).to(dtype).reshape(1, 1, HALF, DIM))
+                tlx.fence("async_shared")
+                tlx.async_descriptor_store(dk_desc, out_tiles[wg], at)
+                instrument.end_span(lane, begun, capacity, tile, LEVEL, 2, True)
+                turn += 1
+                noted = hopper.wait(
+                    item_full[turn % _SLOTS],
+                    (turn // _SLOTS) & 1,
+                    lane,
+                    noted,
+                    capacity,
+                    _ITEM_FULL,
+                    turn % _SLOTS,
+                    tile,
+                    LEVEL,
+                )
+                tile = hopper.get(item_tile[turn % _SLOTS])
+            tlx.async_descriptor_store_wait(0)
+
+            instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2, True)
+            cleared = 0
+            first_item = work + own * 2 + wg
+            stride = tl.num_programs(0) * 2
+            for item in range(first_item, tl.load(counts + 1), stride):
+                empty = tl.load(pairs + 2 * item)
+                key = tl.load(pairs + 2 * item + 1) * BLOCK_KV
+                kv_start, kv_len = primitives.sequence(kv_offsets, empty, False, 0)
+                count = tl.minimum(kv_len - key, BLOCK_KV)
+                baseline.clear_rows(dk, dv, kv_start + key, count, heads_kv, DIM, _CLEAR_ROWS)
+                cleared += 1
+            end = tl.load(kv_offsets + batch_count).to(tl.int32)
+            for row in range(end + (own * 2 + wg) * BLOCK_KV, total_kv, stride * BLOCK_KV):
+                count = tl.minimum(total_kv - row, BLOCK_KV)
+                baseline.clear_rows(dk, dv, row, count, heads_kv, DIM, _CLEAR_ROWS)
+                cleared += 1
+            if cleared > 0:
+                noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2, True)
+            instrument.close_lane(lane, noted, LEVEL, True)
+
+
+@triton.jit(do_not_specialize=["batch_count", "q_uniform", "total_q", "stat_rows"])
+def jfa_stats(
+    out,
+    lse,
+    grad_out,
+    grad_lse,
+    stat_lse,
+    stat_delta,
+    q_offsets,
+    batch_count,
+    q_uniform,
+    total_q,
+    stat_rows,
+    row_stride,
+    heads,
+    BROADCAST_Q: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """What the softmax's gradient needs of each row, padded as `stat_row` says: lse in log2 units, and delta.
+
+    delta = Σ_d out·grad_out − grad_lse. Rows that do not exist or see nothing get an lse of +inf, so that their weights
+    are 0, and a delta of 0: the lse of a row that sees nothing is a constant, whose gradient, often NaN, goes nowhere.
+    """
+    base = tl.program_id(0) * ROWS
+    head = tl.program_id(1)
+    if BROADCAST_Q:
+        blocks = (q_uniform + ROWS - 1) // ROWS
+        inside = tl.program_id(0) % blocks * ROWS
+        start = tl.program_id(0) // blocks * q_uniform
+        length = q_uniform
+    else:
+        low = base * 0
+        high = low + batch_count
+        while high - low > 1:  # the last sequence whose rows begin at or before this block
+            middle = (low + high) // 2
+            begins = stat_row(tl.load(q_offsets + middle).to(tl.int32), middle, 0, False, ROWS)
+            low = tl.where(begins <= base, middle, low)
+            high = tl.where(begins <= base, high, middle)
+        start, length = primitives.sequence(q_offsets, low, False, 0)
+        inside = base - stat_row(start, low, 0, False, ROWS)
+    rows = inside + tl.arange(0, ROWS)
+    valid = rows < length
+    at = start.to(tl.int64) + rows
+    dims = tl.arange(0, DIM)
+    o = tl.load(out + (at[:, None] * heads + head) * DIM + dims[None, :], mask=valid[:, None], other=0.0)
+    g = tl.load(grad_out + at[:, None] * row_stride + head * DIM + dims[None, :], mask=valid[:, None], other=0.0)
+    delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
+    of_row = primitives.wide(head) * total_q + at
+    row_lse = tl.load(lse + of_row, mask=valid, other=float("-inf"))
+    sees = row_lse != float("-inf")
+    if grad_lse is not None:
+        delta -= tl.load(grad_lse + of_row, mask=sees, other=0.0)
+    place = primitives.wide(head) * stat_rows + base + tl.arange(0, ROWS)
+    tl.store(stat_lse + place, tl.where(sees, row_lse * _LOG2_E, float("inf")))
+    tl.store(stat_delta + place, tl.where(sees, delta, 0.0))
+
+
+def stat_blocks(problem: Problem, block: int) -> int:
+    """Blocks of the padded statistics: an upper bound that needs no length."""
+    if problem.broadcast_q:
+        return problem.batch * triton.cdiv(problem.q_len, block)
+    return problem.total_q // block + problem.batch
+
+
+def backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    kv_offsets: Tensor,
+    q_offsets: Tensor | None,
+    problem: Problem,
+    config: HopperBackwardConfig,
+    run: launch.Run,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ, dK, dV in q's dtype, contiguous; dQ of a broadcast q is summed over the batch."""
+    toolchain.require_safe_ptxas("impl='hopper'")
+    dim, heads, heads_kv = problem.head_dim, problem.heads, problem.heads_kv
+    dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
+    dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
+    blocks = stat_blocks(problem, config.block_q)
+    facts = {"heads": heads, "head_dim": dim}
+    stats = torch.empty((2, heads, blocks * config.block_q), dtype=torch.float32, device=q.device)
+    if blocks:
+        with instrument.launch_range("jfa_delta", run.schedule, **facts):
+            jfa_stats[(blocks, heads)](
+                out,
+                lse,
+                grad_rows,
+                grad_lse,
+                stats[0],
+                stats[1],
+                q_offsets,
+                problem.batch,
+                problem.q_len,
+                problem.total_q,
+                blocks * config.block_q,
+                grad_rows.stride(0),
+                heads,
+                BROADCAST_Q=problem.broadcast_q,
+                ROWS=config.block_q,
+                DIM=dim,
+            )
+    q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
+    grid = launch.grid(run, heads_kv, q.device, 1)
+    half = config.block_kv // 2
+    with instrument.launch_range("jfa_backward", run.schedule, **facts):
+        compiled = jfa_backward_hopper[(grid,)](
+            launch.ragged_descriptor(q_rows, config.block_q),
+            launch.ragged_descriptor(grad_rows, config.block_q),
+            launch.ragged_descriptor(k_rows, config.block_kv),
+            launch.ragged_descriptor(v_rows, config.block_kv),
+            launch.ragged_descriptor(launch.as_rows(dq_sum), config.block_q, dim // 2),
+            launch.ragged_descriptor(launch.as_rows(dk), half),
+            launch.ragged_descriptor(launch.as_rows(dv), half),
+            dk,
+            dv,
+            stats[0],
+            stats[1],
+            q_offsets,
+            kv_offsets,
+            run.items.pairs,
+            run.items.counts,
+            run.counter(),
+            problem.batch,
+            heads_kv,
+            heads // heads_kv,
+            problem.q_len,
+            blocks * config.block_q,
+            problem.total_kv,
+            problem.window_right,
+            problem.window_left,
+            problem.scale * launch.LOG2_E,
+            problem.scale,
+            run.recorder.buffer,
+            run.recorder.capacity,
+            BROADCAST_Q=problem.broadcast_q,
+            HAS_BEFORE=problem.window_right >= 0,
+            HAS_AFTER=problem.window_left >= 0,
+            BLOCK_Q=config.block_q,
+            BLOCK_KV=config.block_kv,
+            DIM=dim,
+            STAGES=config.stages,
+            REGISTERS=config.registers,
+            DEAL=schedule.deal(run.schedule),
+            LEVEL=run.recorder.number,
+            num_warps=4,
+            num_stages=1,
+            ptx_options=config.ptx_options,
+        )
+    run.compiled.append(compiled)
+    return baseline.rounded(dq_sum, q.dtype, problem.scale, run, facts), dk, dv

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -229,9 +229,3 @@ def _sum(*values: float) -> float:
     """The sum of what is known; NaN where nothing is."""
     known = _known(values)
     return sum(known) if known else math.nan
-
-
-def with_shares(kernels: Sequence[KernelSummary]) -> list[KernelSummary]:
-    """The same with shares of these kernels' time alone, for a selection."""
-    total = sum(sum(kernel.durations) for kernel in kernels)
-    return [replace(kernel, share=sum(kernel.durations) / total if total > 0 else math.nan) for kernel in kernels]

@@ -61,11 +61,6 @@ def verdicts(kernel: KernelSummary) -> list[Verdict]:
     return found or [_unknown(kernel)]
 
 
-def headline(kernel: KernelSummary) -> str:
-    """The verdicts' kinds in a few words."""
-    return ", then ".join(verdict.what for verdict in verdicts(kernel)[:2])
-
-
 def _launch(kernel: KernelSummary) -> Iterator[Verdict]:
     sms, took = kernel.get("sms"), kernel.get("duration")
     ctas = math.prod(kernel.launch.grid) if kernel.launch.grid else math.nan

@@ -68,12 +68,13 @@ def show(number: Number | None) -> str:
 
 
 def shape(launch: KernelLaunch) -> str:
-    """Grid and block, and cluster where there is one: "132 × 256 threads"."""
+    """Grid and block, and cluster where there is one: "132 CTAs of 256"."""
     if not launch.grid or not launch.block:
         return "–"
     sizes = [_dims(launch.grid), _dims(launch.block)]
     cluster = f", clusters of {_dims(launch.cluster)}" if launch.cluster else ""
-    return f"{sizes[0]} CTAs of {sizes[1]}{cluster}"
+    noun = "CTA" if launch.grid == (1, 1, 1) else "CTAs"
+    return f"{sizes[0]} {noun} of {sizes[1]}{cluster}"
 
 
 def _dims(dims: tuple[int, ...]) -> str:

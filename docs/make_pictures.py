@@ -1,6 +1,8 @@
-"""Make docs/occupancy.png, the picture in the README: recordings of one workload on one time axis.
+"""Make a picture of the README: recordings of one workload on one time axis.
 
     python docs/make_pictures.py STATIC.parquet BALANCED-DYNAMIC.parquet [-o docs/occupancy.png]
+
+docs/schedules.png is of hsp-extreme's forward under static, balanced and dynamic, with --bins 400.
 
 It needs Chromium (Debian: apt-get install chromium), which draws the figure's own page; no network is used.
 """

@@ -205,7 +205,7 @@ def _metadata(q, kv, broadcast, sms, schedule, heads, block, level, seed, direct
             "direction": direction,
             "schedule": schedule,
             "arch": "sm_90",
-            "config": {"block_m": block, "block_n": block},
+            "config": {"block_q": block, "block_kv": block},
             "config_hash": "0000",
             "plain_config_hash": "0000",
         },

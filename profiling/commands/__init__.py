@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 import profiling
+from profiling.commands.advise import advise
 from profiling.commands.bench import bench
 from profiling.commands.compare import compare
 from profiling.commands.demo import demo
@@ -21,11 +22,14 @@ from profiling.commands.ncu import ncu
 from profiling.commands.ncu_collect import ncu_collect
 from profiling.commands.record import record
 from profiling.commands.report import report
+from profiling.commands.schedules import schedules
 from profiling.commands.show import show
+from profiling.commands.sweep import sweep
 from profiling.commands.waits import waits
 
 COMMANDS: list[Callable[..., Any]] = [
-    demo, doctor, record, show, waits, heatmap, compare, report, export, bench, ncu, ncu_collect, launch,
+    demo, doctor, record, show, waits, schedules, advise, sweep, heatmap, compare, report, export, bench, ncu,
+    ncu_collect, launch,
 ]  # fmt: skip
 
 HELP = """Where does the SM time of an attention kernel over jagged lengths go?

@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 SCHEDULES = ("grid", "static", "balanced", "dynamic", "balanced-dynamic")
 DIRECTIONS = ("forward", "backward")
 LEVELS = ("cta", "tile", "wait")
+DATA = Path(__file__).resolve().parent.parent / "data"
 IMPLEMENTATIONS = ("auto", "triton", "hopper")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 RecordingFile = Annotated[Path, typer.Argument(metavar="FILE", help="A recording, as `record` writes it.")]
+Gpu = Annotated[str | None, typer.Option("--gpu", help="On this GPU's number of SMs, such as B200.")]
+Sms = Annotated[int | None, typer.Option("--sms", min=1, help="On so many SMs. Default: the recording's.")]
+Example = Annotated[
+    Path | None,
+    typer.Option("--recording", metavar="FILE", help="Whose tile costs to go by. Default: the package's, of an H200."),
+]
 RecordingFiles = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recordings, as `record` writes them.")]
 
 
@@ -42,6 +49,30 @@ def workload(name: str) -> "Workload":
         return workloads.get(name)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def sm_count(gpu: str | None, sms: int | None) -> int | None:
+    """Of --gpu and --sms; None where neither is given. UserError: both, or a GPU that is not in the table."""
+    from profiling import gpus
+
+    if gpu is not None and sms is not None:
+        raise UserError("--gpu and --sms: both say how many SMs there are; give one")
+    return sms if gpu is None else gpus.sm_count(gpu)
+
+
+def numbers(text: str | None, option: str) -> tuple[float, ...]:
+    """Numbers between commas; none where the option is not given. UserError: what is not a number."""
+    try:
+        return tuple(float(part) for part in text.split(",")) if text is not None else ()
+    except ValueError as error:
+        raise UserError(f"{option} {text!r}: expected numbers between commas, such as 0.1,0.5,1") from error
+
+
+def example(path: Path | None, direction: str = "forward") -> "Recording":
+    """The recording given, or the package's of hsp-loguniform."""
+    from profiling.recording import Recording
+
+    return Recording.read(path or DATA / f"hsp-loguniform_{direction}_balanced-dynamic.parquet")
 
 
 def read_all(paths: Sequence[Path]) -> list["Recording"]:

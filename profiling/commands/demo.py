@@ -13,12 +13,11 @@ from profiling.errors import UserError
 if TYPE_CHECKING:
     from profiling.recording import Recording
 
-DATA = Path(__file__).resolve().parent.parent / "data"
 Output = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the report goes.")]
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", hidden=True, help="Other recordings than the package's.")]
 
 
-def demo(out: Output = Path("profiling-demo"), data: Data = DATA, json: arguments.Json = False) -> None:
+def demo(out: Output = Path("profiling-demo"), data: Data = arguments.DATA, json: arguments.Json = False) -> None:
     """Look at the recordings in the package; no GPU is needed.
 
     They were made on a real GPU. For each workload and direction: where the SMs' time went under each schedule, how far

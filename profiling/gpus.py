@@ -1,0 +1,28 @@
+"""How many SMs a GPU has, by name, for replays on a card that is not there."""
+
+from __future__ import annotations
+
+import difflib
+
+from profiling.errors import UserError
+
+SMS = {
+    "A100": 108,
+    "H100": 132,
+    "H100-PCIe": 114,
+    "H200": 132,
+    "B200": 148,
+    "GB300": 160,
+}
+"""NVIDIA's architecture papers: A100, Hopper (SXM unless named otherwise), Blackwell. GB300: the whole Blackwell Ultra
+chip; a card on which some are switched off says so in `nvidia-smi`, and --sms takes its number."""
+
+
+def sm_count(name: str) -> int:
+    """SMs of the GPU of that name, upper or lower case. UserError: the nearest names, or all."""
+    known = {key.lower(): sms for key, sms in SMS.items()}
+    if name.lower() in known:
+        return known[name.lower()]
+    near = difflib.get_close_matches(name.lower(), known, n=2)
+    names = [key for key in SMS if key.lower() in near] or list(SMS)
+    raise UserError(f"gpu: {name!r} is not in the table ({', '.join(names)}); give its number of SMs with --sms")

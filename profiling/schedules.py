@@ -1,0 +1,146 @@
+"""Measured tile costs run under another schedule, on another number of SMs, or at another price of asking for a tile.
+
+A replay deals the tiles of one launch, in the order and by the rule of a schedule, to workers that take as long for
+each as the recording says, plus what fetching a tile costs. It is a model: a tile costs what it cost beside the
+neighbours that it had, so that a prediction stands beside its error wherever a measurement exists.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiling.errors import UserError
+from profiling.tiles_measured import Tiles
+
+SCHEDULES = ("static", "dynamic", "balanced", "balanced-dynamic")
+"""From the plainest on: neither counter nor sorting; a counter; a sorted table; both. Not `grid`: what the hardware
+takes to start a CTA is in no recording."""
+ON_DEMAND = ("dynamic", "balanced-dynamic")
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What stands between two tiles of a worker, ns: the next of a fixed deal, and one asked for."""
+
+    strided_ns: float
+    on_demand_ns: float
+
+
+PRICES = {"forward": Prices(65.0, 415.0), "backward": Prices(575.0, 785.0)}
+"""Measured: `fetch` of the shipped H200 recordings over their tiles. Forward 60 to 69 and 378 to 430 (an atomic
+counter, then the table); backward 557 to 587 and 780 to 795 (a tile's gradients are written before the next loads)."""
+
+EMPTY_NS, CLEARED_NS = 2650.0, 890.0
+"""What a tile without work costs, ns: dealt like any other, and cleared behind the tiles by a sorted schedule.
+Measured: hsp-half-empty forward on an H200, medians 2,559 to 2,646 and 888 to 903 (128 rows, D 128, bfloat16)."""
+
+REPLAY_ERROR = 0.035
+"""Largest error of a replay against a measured makespan, relative: 3.2 % over the 60 pairs of shipped recordings of one
+workload and direction (forward 1.7 %). Schedules that lie closer together than this are not told apart."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay predicts, ns.
+
+    Attributes:
+        bound_ns: no schedule of these tiles on these SMs ends earlier (perfectly spread work, or the longest tile).
+        optimum_ns: of `balanced-dynamic` without a window, which deals about the longest first: by Graham's bound, the
+            best possible deal takes at least its makespan / (4/3 − 1/(3 G)), G workers. NaN for the others.
+        busy: float64 [workers], each worker's time with tiles and their fetching.
+    """
+
+    schedule: str
+    sms: int
+    makespan_ns: float
+    bound_ns: float
+    optimum_ns: float
+    busy: np.ndarray
+
+    @property
+    def headroom(self) -> float:
+        """The makespan against the bound: 1 is none left to gain."""
+        return self.makespan_ns / self.bound_ns if self.bound_ns else 1.0
+
+
+def replay(
+    tiles: Tiles, schedule: str, *, sms: int | None = None, fetch_ns: float | None = None, cluster: int = 1
+) -> Replay:
+    """Run the tiles under ``schedule``.
+
+    ``sms``: on so many SMs (the recording's by default). ``fetch_ns``: the price of fetching a tile; by default as the
+    recording measured it where it deals in the same way, else its direction's PRICES. ``cluster`` 2: neighbouring
+    blocks of a sequence run on pairs of SMs, and a pair takes as long as its longer tile. Tiles without work cost what
+    the recording says where its schedule treats them alike, else EMPTY_NS or CLEARED_NS.
+
+    Raises:
+        UserError: unknown schedule, fewer SMs than a cluster has, another cluster size than 1 or 2, a negative price.
+    """
+    if schedule not in SCHEDULES:
+        raise UserError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
+    if cluster not in (1, 2):
+        raise UserError(f"cluster: expected 1 or 2, got {cluster}")
+    workers = (tiles.sms if sms is None else sms) // cluster
+    if workers < 1:
+        raise UserError(f"sms: expected {cluster} or more, got {sms}")
+    if fetch_ns is not None and not fetch_ns >= 0:
+        raise UserError(f"fetch_ns: expected 0 or more, got {fetch_ns}")
+    fetch = _fetch_price(tiles, schedule) if fetch_ns is None else fetch_ns
+    is_sorted = schedule.startswith("balanced")
+    cost, columns = _costs(tiles, is_sorted, cluster)
+    bound = max(float(cost.sum()) / workers, float(cost.max(initial=0.0)))
+    cleared = 0.0
+    if is_sorted:
+        order = np.argsort(-columns, kind="stable")
+        work = columns[order] > 0
+        cleared = float(cost[order][~work].sum())
+        cost = cost[order][work]
+    busy = _on_demand(cost, workers, fetch) if schedule in ON_DEMAND else _dealt(cost, workers, fetch, is_sorted)
+    # All workers clear rows alike, behind the tiles.
+    makespan = float(busy.max(initial=0.0)) + cleared / workers + tiles.ramp_ns
+    optimum = makespan / (4 / 3 - 1 / (3 * workers)) if schedule == "balanced-dynamic" else float("nan")
+    return Replay(schedule, workers * cluster, makespan, bound, optimum, busy)
+
+
+def _fetch_price(tiles: Tiles, schedule: str) -> float:
+    asks, prices = schedule in ON_DEMAND, PRICES[tiles.shape.direction]
+    if (tiles.schedule in ON_DEMAND) == asks:
+        return tiles.fetch_ns
+    return prices.on_demand_ns if asks else prices.strided_ns
+
+
+def _costs(tiles: Tiles, is_sorted: bool, cluster: int) -> tuple[np.ndarray, np.ndarray]:
+    """What each tile, or pair of tiles, costs under such a schedule, and the columns that it is sorted by."""
+    cost = tiles.cost
+    if is_sorted != tiles.schedule.startswith("balanced"):
+        cost = np.where(tiles.columns > 0, cost, CLEARED_NS if is_sorted else EMPTY_NS)
+    if cluster == 1:
+        return cost, tiles.columns
+    # Blocks 2i and 2i + 1 of one head: a head's next block stands `heads` tiles further.
+    even = np.flatnonzero(tiles.place % 2 == 0)
+    other = np.minimum(even + tiles.shape.heads, len(cost) - 1)
+    paired = tiles.place[other] == tiles.place[even] + 1
+    longer = np.where(paired, np.maximum(cost[even], cost[other]), cost[even])
+    return longer, np.where(paired, np.maximum(tiles.columns[even], tiles.columns[other]), tiles.columns[even])
+
+
+def _dealt(cost: np.ndarray, workers: int, fetch_ns: float, zigzag: bool) -> np.ndarray:
+    """Each worker's time where tile i goes to worker i mod G, with ``zigzag`` every other round backwards."""
+    return np.bincount(owners(len(cost), workers, zigzag), cost + fetch_ns, minlength=workers)
+
+
+def owners(count: int, workers: int, zigzag: bool) -> np.ndarray:
+    """int64 [count]: the worker of each tile of a fixed deal, in the order in which they are dealt."""
+    turn, place = np.divmod(np.arange(count), workers)
+    return np.where(zigzag & (turn % 2 == 1), workers - 1 - place, place)
+
+
+def _on_demand(cost: np.ndarray, workers: int, fetch_ns: float) -> np.ndarray:
+    """Each worker's time where a tile goes to whoever is free first."""
+    ends = [0.0] * workers
+    for took in (cost + fetch_ns).tolist():
+        heapq.heapreplace(ends, ends[0] + took)
+    return np.asarray(ends)

@@ -84,13 +84,13 @@ def jagged_attention(
     if _resolve(impl, q) == "reference":
         out, lse = _reference(q, k, v, kv_offsets, q_offsets, problem)
         return (out, lse) if return_lse else out
-    check_kernel_limits(q.dtype, problem.head_dim)
+    check_kernel_limits(q.dtype, problem.head_dim, impl)
     if deterministic:
         raise ValueError(
             "deterministic=True: the Triton kernels add dQ up in the order in which tiles end; "
             "pass deterministic=False, or impl='reference'"
         )
-    _check_device("impl='triton'", q)
+    _check_device(f"impl={impl!r}", q)
     table = schedule if isinstance(schedule, TileTable) else None
     if table is not None:
         _check_table(table, problem, q)
@@ -141,8 +141,8 @@ def plan(
     problem = validate(
         q, k, k, kv_offsets, q_offsets, max_q_len, max_kv_len, None, causal, window, False, impl, schedule
     )
-    check_kernel_limits(q.dtype, problem.head_dim)
-    _check_device("plan", q)
+    check_kernel_limits(q.dtype, problem.head_dim, impl)
+    _check_device("plan", q, ", which needs no plan")
     if _reading_is_wanted(q):
         check_values(kv_offsets, q_offsets, problem)
     kv_offsets = kv_offsets.contiguous()
@@ -211,11 +211,11 @@ def _resolve(impl: str, q: Tensor) -> str:
     return "triton" if q.is_cuda or _INTERPRETED else "reference"
 
 
-def _check_device(what: str, q: Tensor) -> None:
+def _check_device(what: str, q: Tensor, because: str = "") -> None:
     if not q.is_cuda and not _INTERPRETED:
         raise ValueError(
             f"{what} needs CUDA tensors, q is on {q.device}: move the inputs, set TRITON_INTERPRET=1 before "
-            "importing triton, or use impl='reference', which needs no plan"
+            f"importing triton, or use impl='reference'{because}"
         )
 
 

@@ -1,6 +1,6 @@
 """Which ptxas Triton uses.
 
-ptxas 12.9 may reuse registers that an asynchronous wgmma has not read yet (triton issues 9433 and 11781; fixed in
+ptxas 12.9 may reuse registers that an asynchronous wgmma has not read yet (triton-lang/triton#9433 and #11781; fixed in
 13.3): attention keeps P in such registers, so results can be silently wrong on sm_90. PyPI's ``nvidia-cuda-nvcc``
 brings a current one.
 """

@@ -18,7 +18,8 @@ from jfa.schedule import TileTable
 IMPLS = ("auto", "reference", "triton", "hopper")
 SCHEDULES = ("auto", *_SCHEDULES)
 KERNEL_HEAD_DIMS = (64, 128)
-KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+HOPPER_DTYPES = (torch.bfloat16, torch.float16)
+KERNEL_DTYPES = (*HOPPER_DTYPES, torch.float32)
 REFERENCE_DTYPES = (*KERNEL_DTYPES, torch.float64)
 _OFFSET_DTYPES = (torch.int32, torch.int64)
 _FARTHEST_BOUND = 2**30
@@ -87,7 +88,7 @@ def validate(
     _check_name("impl", impl, IMPLS)
     _check_schedule(schedule)
     if impl in ("triton", "hopper"):
-        check_kernel_limits(q.dtype, q.shape[2])
+        check_kernel_limits(q.dtype, q.shape[2], impl)
     return Problem(
         broadcast_q=q_offsets is None,
         batch=batch,
@@ -105,16 +106,17 @@ def validate(
     )
 
 
-def check_kernel_limits(dtype: torch.dtype, head_dim: int) -> None:
-    """Raise if the Triton kernels cannot serve this dtype or head dimension; the reference serves more."""
-    if dtype not in KERNEL_DTYPES:
+def check_kernel_limits(dtype: torch.dtype, head_dim: int, impl: str) -> None:
+    """Raise if no kernel that ``impl`` may pick serves this dtype or head dimension; the reference serves more."""
+    dtypes = HOPPER_DTYPES if impl == "hopper" else KERNEL_DTYPES
+    if dtype not in dtypes:
         raise TypeError(
-            f"q is {dtype}, which impl='triton' does not support: expected one of {_listed(KERNEL_DTYPES)}; "
+            f"q is {dtype}, which impl={impl!r} does not support: expected one of {_listed(dtypes)}; "
             "convert the inputs or pass impl='reference'"
         )
     if head_dim not in KERNEL_HEAD_DIMS:
         raise ValueError(
-            f"q has head dimension {head_dim}, which impl='triton' does not support: expected one of "
+            f"q has head dimension {head_dim}, which impl={impl!r} does not support: expected one of "
             f"{_listed(KERNEL_HEAD_DIMS)}; pad q, k and v with zeros (and pass scale=) or pass impl='reference'"
         )
 

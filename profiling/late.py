@@ -25,10 +25,11 @@ def late(recording: Recording, role: str | None = None) -> pd.DataFrame:
     Returns:
         A row a (role, barrier, late, doing): role and barrier that waited; late: the role that ended the waits; doing:
         "in flight", "in use", "working", or "wait:…" for its own waits; total_ns; share of the waiting role's life.
-        Each (role, barrier)'s rows sum to its waits. Longest first. attrs as of `profiling.waits.waits`.
+        Each (role, barrier)'s rows sum to its waits. Longest first; none for a role that does not occur. attrs as of
+        `profiling.waits.waits`. A first wait, for a buffer that no one has had yet, counts as "in use".
 
     Raises:
-        RecordingError: as `waits_of`. UserError is not raised; a role that does not occur gives no rows.
+        RecordingError: as `waits_of`.
     """
     found = waits_of(recording)
     rows: list[tuple[str, str, str, str, float]] = []

@@ -45,6 +45,7 @@ def launch(
     *,
     direction: str = "forward",
     schedule: str = "balanced-dynamic",
+    impl: str = "auto",
     launches: int = 1,
     warmup: int = 2,
     device: torch.device | None = None,
@@ -53,10 +54,12 @@ def launch(
 
     A profiler that selects by the ranges of domain jfa so sees ``launches`` launches of a compiled kernel; the building
     of the tile table, and the forward that a backward needs, are outside ranges too. A backward launch is three
-    kernels: jfa_delta, jfa_backward and jfa_round_dq. ``device``: this process's GPU, unless another is given.
+    kernels: jfa_delta, jfa_backward and jfa_round_dq; a forward for sm_90 that cuts long sequences is followed by
+    jfa_merge. ``device``: this process's GPU, unless another is given.
 
     Raises:
-        UserError: no GPU, a workload without rows, or an unknown schedule or direction.
+        UserError: no GPU, a workload without rows, an unknown schedule, direction or implementation, or one that cannot
+            run here.
     """
     if direction not in ("forward", "backward"):
         raise UserError(f"direction: expected one of forward, backward, got {direction!r}")
@@ -65,7 +68,7 @@ def launch(
 
     with workload_label(workload.name):
         with _without_ranges():
-            launcher = prepare(workload, schedule, direction, where)
+            launcher = prepare(workload, schedule, direction, where, impl)
             for _ in range(warmup):
                 launcher.run(OFF)
             _settle(where)
@@ -91,7 +94,7 @@ def gpu() -> torch.device:
 
 def prepare(workload: Workload, schedule: str, direction: str, device: torch.device, impl: str = "auto") -> Launcher:
     """The kernel that the op would launch for this workload, its table built. UserError: no rows, unknown schedule."""
-    from jfa import attention, validation
+    from jfa import attention, toolchain, validation
     from jfa.config import backward_config
     from jfa.impl import choice
     from jfa.impl.triton import backward, launch
@@ -108,6 +111,13 @@ def prepare(workload: Workload, schedule: str, direction: str, device: torch.dev
         kernel = choice.resolve(impl, launch.capability(device), q.dtype)
     except (TypeError, ValueError) as error:
         raise UserError(f"workload {workload.name}: {error}") from None
+    if kernel == "hopper":
+        try:
+            toolchain.require_safe_ptxas("the forward for sm_90")
+        except RuntimeError as error:
+            raise UserError(f"{error}; or run --impl triton") from None
+    if impl == "hopper" and direction == "backward":
+        raise UserError("impl hopper: there is a forward for sm_90 and no backward yet; record it with --impl triton")
     if problem.total_q == 0 or (direction == "backward" and problem.total_kv == 0):
         raise UserError(f"the {direction} of {workload.name} has no rows, so that nothing runs; give it lengths")
     schedule = AUTO_SCHEDULE if schedule == "auto" else schedule
@@ -125,7 +135,7 @@ def prepare(workload: Workload, schedule: str, direction: str, device: torch.dev
 
         ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, forward.ctas_per_sm)
         return Launcher(
-            kernel="jfa_forward",
+            kernel=forward.kernel,
             direction=direction,
             schedule=schedule,
             config=forward_as,

@@ -39,7 +39,7 @@ def recording(pipeline: Pipeline, **metadata: object) -> Recording:
         "grade": "modelled",
         "level": "wait",
         "gpu": {"name": "a model", "sm_count": pipeline.ctas},
-        "kernel": {"name": "jfa_forward", "direction": "forward", "schedule": "static", "impl": "hopper"},
+        "kernel": {"name": "jfa_forward_hopper", "direction": "forward", "schedule": "static", "impl": "hopper"},
         "workload": {"name": "pipeline"},
         "events": {"written": len(rows), "lost": 0, "lost_by_lane": {}},
     }

@@ -30,7 +30,7 @@ def test_auto_is_triton_where_it_runs(device):
 @pytest.mark.parametrize("head_dim", [1, 32, 80, 96, 256])
 def test_head_dims_of_no_kernel_are_refused(impl, head_dim, device):
     inputs = Case(q_lens=(3,), kv_lens=(4,), head_dim=head_dim).inputs(device)
-    with pytest.raises(ValueError, match=f"^q has head dimension {head_dim}, which impl='triton' does not support"):
+    with pytest.raises(ValueError, match=f"^q has head dimension {head_dim}, which impl='{impl}' does not support"):
         attend(inputs, impl=impl)
     assert attend(inputs, impl="reference").out.shape == (3, 2, head_dim)
 
@@ -39,7 +39,7 @@ def test_head_dims_of_no_kernel_are_refused(impl, head_dim, device):
 @pytest.mark.parametrize("impl", ["auto", "triton"])
 def test_float64_is_for_the_reference(impl, device):
     inputs = Case(q_lens=(3,), kv_lens=(4,)).inputs(device, torch.float64)
-    with pytest.raises(TypeError, match="^q is torch.float64, which impl='triton' does not support"):
+    with pytest.raises(TypeError, match=f"^q is torch.float64, which impl='{impl}' does not support"):
         attend(inputs, impl=impl)
     assert attend(inputs, impl="reference").out.dtype == torch.float64
 
@@ -124,3 +124,18 @@ def run_python(program, repository, **environment):
         env={**inherited, **environment},
         cwd=repository,
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (
+            torch.float32,
+            "^q is torch.float32, which impl='hopper' does not support: expected one of torch.bfloat16, tor",
+        ),
+        (torch.bfloat16, "^impl='hopper' needs"),
+    ],
+)
+def test_what_was_asked_for_is_what_errors_name(dtype, expected):
+    with pytest.raises((TypeError, ValueError), match=expected):
+        attend(Case(q_lens=(3,), kv_lens=(4,)).inputs("cpu", dtype), impl="hopper")

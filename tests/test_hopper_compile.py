@@ -70,27 +70,55 @@ def facts(tmp_path_factory) -> dict[str, dict]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_it_fits_and_wgmma_runs_asynchronously(facts, name):
-    """Spills stay outside the loop over keys; "serialized" is ptxas's word for an MMA that waits for itself."""
+    """Spills stay outside the loop over keys, but for a few with a mask or the recorder.
+
+    "serialized" is ptxas's word for an MMA that waits for itself.
+    """
     fact = facts[name]
     assert fact["shared"] <= SHARED_LIMIT
     assert "serialized" not in fact["ptxas"], fact["ptxas"]
     assert re.search(r"Used (\d+) registers", fact["ptxas"])[1] == "168"  # 65,536 over 384 threads, then reallocated
     assert fact["stack"] <= (0 if name.endswith("d64") else 80)
     assert fact["reallocated_to"].count(str(HopperForwardConfig().registers)) == 2, "setmaxnreg was dropped"
-    assert fact["loop_spills"] <= 2
+    assert len(fact["loop_spills"]) == 2, "a loop over keys for each of the two warpgroups"
+    assert max(fact["loop_spills"]) <= (3 if re.search("causal|window|tile|wait", name) else 0)
 
 
-def loop_spills(sass: str) -> int:
-    """Accesses of local memory between the two products of the loop over keys: the most of both warpgroups."""
-    lines = sass.splitlines()
-    products = [i for i, line in enumerate(lines) if "HGMMA" in line]
-    # In the loop QK is issued, then PV, without a wait in between: 8 products of K = 16 each.
-    most = 0
-    for first, last in zip(products, products[15:], strict=False):
-        between = lines[first:last]
-        if not any("DEPBAR" in line for line in between):
-            most = max(most, sum(" LDL" in line or " STL" in line for line in between))
-    return most
+def loop_spills(sass: str) -> list[int]:
+    """Accesses of local memory in each innermost loop that issues tensor-core products.
+
+    A loop ends in a conditional jump back; an unconditional one is the way back of a wait's slow path, which stands
+    behind all other code.
+    """
+    code = [
+        (int(found[1], 16), found[2])
+        for line in sass.splitlines()
+        if (found := re.match(r"\s+/\*(\w{4,})\*/\s+(.*);", line))
+    ]
+    jumps = [(int(found[1], 16), at) for at, words in code if (found := re.match(r"@.*\bBRA (0x\w+)", words))]
+    loops = []
+    for first, last in sorted((jump for jump in jumps if jump[0] <= jump[1]), key=lambda loop: loop[1] - loop[0]):
+        inside = [words for at, words in code if first <= at <= last]
+        known = any(inner[0] <= last and first <= inner[1] for inner, _ in loops)
+        if not known and any("HGMMA" in words for words in inside):
+            loops.append(((first, last), sum(bool(re.search(r"\b(LDL|STL)\b", words)) for words in inside)))
+    return [count for _, count in loops]
+
+
+def test_spills_in_a_loop_are_seen():
+    """Of a loop with products only; what lies around it, or in a loop that waits, is not counted."""
+    lines = [
+        "STL [R1], R2",
+        "HGMMA R4",
+        "LDL R2, [R1]",
+        "STL.64 [R1], R2",
+        "@P0 BRA 0x0010",
+        "LDL R3, [R1]",
+        "@!P1 BRA 0x0000",
+    ]
+    sass = "\n".join(f"        /*{16 * at:04x}*/     {words} ;    /* 0x0 */" for at, words in enumerate(lines))
+    assert loop_spills(sass) == [2]
+    assert loop_spills(sass.replace("HGMMA", "FFMA")) == []
 
 
 def main(variants: dict[str, dict]) -> None:
@@ -140,6 +168,12 @@ class TestSplit:
         assert split == 1024 and split % self.config.block_kv == 0
         uneven = hopper.split_for(problem(128, [2000]), self.config, 132)
         assert uneven == 1024  # two parts of 1,000, up to whole blocks
+
+    def test_parts_of_a_sequence_longer_than_said_can_be_counted(self):
+        """max_kv_len is the caller's word; the parts of what is really there must fit their bits."""
+        understated = problem(128, [2048], total_kv=5_000_000)
+        split = hopper.split_for(understated, HopperForwardConfig(), 132)
+        assert not split or -(-5_000_000 // split) < 2**11
 
     def test_windows_are_never_cut(self):
         assert hopper.split_for(problem(128, [32768], window_right=0), self.config, 132) == 0
@@ -213,6 +247,62 @@ def _order(tiles, blocks, counts, heads_found, blocks_found, named, heads):
     tl.store(heads_found + at, head)
     tl.store(blocks_found + at, block)
     tl.store(named + at, tile)
+
+
+@settings(max_examples=40)
+@given(
+    columns=st.integers(1, 300),
+    tail=st.sampled_from([0, 16, 32]),
+    scale=st.sampled_from([0.0, 1e-46, 0.125, 3.0]),
+    peel=st.booleans(),
+    guard=st.booleans(),
+)
+def test_the_online_softmax_is_the_softmax(device, columns, tail, scale, peel, guard):
+    """Short rest, last block, full blocks, as the kernel takes them; a scale of 0 weighs all keys alike."""
+    rows, dim, block = 16, 16, 64
+    generator = torch.Generator().manual_seed(columns)
+    scores, values = torch.randn(rows, columns, generator=generator), torch.randn(columns, dim, generator=generator)
+    out, lse = torch.full((rows, dim), torch.nan, device=device), torch.full((rows,), torch.nan, device=device)
+    passed = hopper.score_scale(problem(1, [columns], scale=scale))
+    _walk[(1,)](
+        scores.to(device), values.to(device), out, lse, columns, passed, ROWS=rows, BLOCK=block, TAIL=tail, DIM=dim,
+        PEEL=peel, GUARD=guard,
+    )  # fmt: skip
+    scaled = (scores * scale).double()
+    torch.testing.assert_close(out.cpu().double(), scaled.softmax(-1) @ values.double(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse.cpu().double(), scaled.logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
+@triton.jit
+def _walk(
+    scores_at, values_at, out_at, lse_at, columns, score_scale, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TAIL: tl.constexpr, DIM: tl.constexpr, PEEL: tl.constexpr, GUARD: tl.constexpr,
+):  # fmt: skip
+    """The forward's order of blocks over keys that are there already; what is behind them reads 0, as TMA gives."""
+    rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
+    row_max = tl.full((ROWS,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((ROWS,), dtype=tl.float32)
+    acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
+    short, blocks = hopper._blocks_of(0, columns, BLOCK, TAIL)
+    if TAIL > 0 and short > 0:
+        at = columns - short + tl.arange(0, TAIL)
+        scores = tl.load(scores_at + rows[:, None] * columns + at[None, :], mask=at[None, :] < columns, other=0.0)
+        values = tl.load(values_at + at[:, None] * DIM + dims[None, :], mask=at[:, None] < columns, other=0.0)
+        scores = tl.where((tl.arange(0, TAIL) < short)[None, :], scores, float("-inf"))
+        p, rescale, row_max, row_sum = hopper._softmax(scores, row_max, row_sum, score_scale, False)
+        acc = acc * rescale[:, None] + tl.dot(p, values, input_precision="ieee")
+    for step in range(blocks):
+        start = hopper._place_of(step, blocks, PEEL) * BLOCK
+        at = start + tl.arange(0, BLOCK)
+        scores = tl.load(scores_at + rows[:, None] * columns + at[None, :], mask=at[None, :] < columns, other=0.0)
+        values = tl.load(values_at + at[:, None] * DIM + dims[None, :], mask=at[:, None] < columns, other=0.0)
+        if step == 0 or not PEEL:
+            scores = hopper._up_to(scores, start, columns - short, BLOCK)
+        p, rescale, row_max, row_sum = hopper._softmax(scores, row_max, row_sum, score_scale, GUARD)
+        acc = acc * rescale[:, None] + tl.dot(p, values, input_precision="ieee")
+    acc, row_lse = hopper._normalise(acc, row_max, row_sum, False)
+    tl.store(out_at + rows[:, None] * DIM + dims[None, :], acc)
+    tl.store(lse_at + rows, row_lse)
 
 
 @settings(max_examples=25)

@@ -53,6 +53,12 @@ class TestOnTheGpu:
         inputs, results = run(CASES[name], dtype)
         assert_results_close(results, inputs, **CASES[name].bounds)
 
+    @pytest.mark.parametrize("scale", [0.0, -0.2, 3.0])
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_scale(self, scale, masked):
+        inputs, results = run(dataclasses.replace(RESTS, causal=masked), scale=scale)
+        assert_results_close(results, inputs, scale=scale, **({"causal": True} if masked else {}))
+
     @pytest.mark.parametrize("name", LARGE_CASES)
     def test_large_shapes(self, name):
         inputs, results = run(LARGE_CASES[name])

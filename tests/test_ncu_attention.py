@@ -11,7 +11,7 @@ from ncu_kernels import kernel, launch, real
 from jfa import workloads
 from profiling.errors import UserError
 from profiling.ncu.analysis import analyse
-from profiling.ncu.attention import extras, fields, lost_tensor_time
+from profiling.ncu.attention import DIRECTIONS, extras, fields, lost_tensor_time
 from profiling.ncu.metrics import DERIVED
 from profiling.ncu.summary import summarise
 from profiling.recording import Recording
@@ -57,6 +57,21 @@ def test_rates_of_the_forward_on_an_h200():
     assert more["useful_rate"].value / 1e12 == pytest.approx(327, abs=1)
     assert more["tensor_peak"].value / 1e12 == pytest.approx(974, abs=2)
     assert more["executed_per_useful"].value == pytest.approx(1.02, abs=0.01)
+
+
+def test_every_kernel_of_ours_has_a_direction():
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from jfa.impl import choice
+
+    assert DIRECTIONS[choice.forward_kernel("triton", (9, 0), 128, 2).kernel] == "forward"
+    if choice.has_tlx():
+        assert DIRECTIONS[choice.forward_kernel("hopper", (9, 0), 128, 2).kernel] == "forward"
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_the_useful_rate_of_every_kernel(name):
+    assert extras(made(name=name))["useful_rate"].value > 0
 
 
 @pytest.mark.parametrize(

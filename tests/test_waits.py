@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ncu_reports import unpack
 from pipeline import Pipeline, recording
 from synthetic import synthetic_recording
 
@@ -97,6 +98,9 @@ def test_the_slower_of_two_consumers_is_late():
 
 def test_a_role_that_is_busy_is_working():
     table = late(recording(SLOW_ISSUE))
+    mma = table[table["role"] == "mma0"]
+    assert mma.iloc[0][["barrier", "late", "doing"]].tolist() == ["k_full", "load", "in flight"]
+    assert mma.iloc[0]["share"] > 0.8
     # The load role gets hold of a buffer, then takes long to issue: that is the buffer's time, not another wait's.
     assert share_of(table, role="mma0", doing="wait:k_empty") < 0.1
 
@@ -118,6 +122,48 @@ def test_roles_can_be_chosen_and_baselines_shown(tmp_path, capsys):
     assert document["lost"]["barrier"] == "k_full" and document["lost"]["tensor"] is None
     assert main(["waits", str(file), "-o", str(tmp_path / "w.html")]) == 0
     assert (tmp_path / "w.html").stat().st_size > 1_000_000
+
+
+def report_of(kernel: str, folder, **columns) -> str:
+    """The raw page of a real report, of a kernel renamed, with whole columns left out."""
+    text = unpack("h200_fwd_static.raw.csv", folder).read_text().replace("jfa_forward", kernel)
+    path = folder / f"{kernel}.csv"
+    path.write_text(text)
+    return str(path)
+
+
+def of_the_report(**kernel) -> Recording:
+    made = recording(Pipeline())
+    facts = dict(made.metadata)
+    facts["kernel"] = {**facts["kernel"], "schedule": "static", **kernel}
+    facts["workload"], facts["gpu"] = {"name": "hsp-loguniform"}, {**facts["gpu"], "name": "NVIDIA H200"}
+    return Recording(made.events, facts, source="of-the-report")
+
+
+def test_the_tensor_pipe_of_the_same_launch_stands_beside(tmp_path, capsys):
+    file, report = tmp_path / "a.parquet", report_of("jfa_forward_hopper", tmp_path)
+    of_the_report().write(file)
+    assert main(["waits", str(file), "--ncu", report]) == 0
+    assert "tensor pipe: active for 34.4 % of the launch (ncu, measured)" in capsys.readouterr().out
+    assert main(["waits", str(file), "--ncu", report, "--json"]) == 0
+    lost = json.loads(capsys.readouterr().out)["lost"]
+    assert lost["residual"] == pytest.approx(lost["work"] - lost["tensor"])
+
+
+def test_a_report_of_another_kernel_is_refused(tmp_path, capsys):
+    file = tmp_path / "a.parquet"
+    of_the_report().write(file)
+    assert main(["waits", str(file), "--ncu", report_of("jfa_forward", tmp_path)]) == 2
+    assert "--ncu: is of another launch (kernel jfa_forward_hopper)" in capsys.readouterr().err
+
+
+def test_a_baseline_without_waits_prints_nothing_first(tmp_path, capsys):
+    file, other = tmp_path / "a.parquet", tmp_path / "tiles.parquet"
+    recording(Pipeline()).write(file)
+    synthetic_recording(256, [100, 4000, 900]).write(other)
+    assert main(["waits", str(file), "--baseline", str(other)]) == 2
+    said = capsys.readouterr()
+    assert not said.out and "holds no waits" in said.err
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from jfa.config import ForwardConfig, HopperForwardConfig, forward_config, hopper_forward_config
-from jfa.validation import Problem
+from jfa.validation import HOPPER_DTYPES, Problem
 
 HOPPER = (9, 0)
-HOPPER_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Forward:
     """A forward kernel: its configuration, how it runs, and from how many keys on it cuts a sequence (0: never).
 
-    ``roles``: its warpgroups that record by themselves; "cta" where the whole CTA does.
+    ``kernel``: its function's name, which profilers show. ``roles``: its warpgroups that record by themselves; "cta"
+    where the whole CTA does.
     """
 
     impl: str
+    kernel: str
     config: ForwardConfig | HopperForwardConfig
     run: Callable[..., tuple[Tensor, Tensor]]
     split: Callable[[Problem, int], int]
@@ -44,7 +45,8 @@ def has_tlx() -> bool:
 def resolve(impl: str, capability: tuple[int, int] | None, dtype: torch.dtype) -> str:
     """The kernel that "auto" means here, or what was asked for.
 
-    ``capability`` None: the interpreter. Raises ValueError or TypeError where what was asked for cannot run.
+    ``capability`` None: the interpreter. Raises ValueError where what was asked for cannot run. What it names may still
+    refuse: the kernel for sm_90 raises RuntimeError where ptxas may assemble it wrongly (`jfa.toolchain`).
     """
     fits = capability is not None and capability[0] == HOPPER[0] and has_tlx()
     if impl == "auto":
@@ -55,11 +57,6 @@ def resolve(impl: str, capability: tuple[int, int] | None, dtype: torch.dtype) -
             f"impl='hopper' needs an sm_90 GPU and a Triton with TLX (fbtriton), this is {where}"
             f"{'' if has_tlx() else ' without TLX'}; pass impl='auto' or impl='triton'"
         )
-    if impl == "hopper" and dtype not in HOPPER_DTYPES:
-        raise TypeError(
-            f"q is {dtype}, which impl='hopper' does not support: expected bfloat16 or float16; convert the inputs, or "
-            "pass impl='triton'"
-        )
     return impl
 
 
@@ -69,8 +66,14 @@ def forward_kernel(impl: str, capability: tuple[int, int] | None, head_dim: int,
         from jfa.impl.hopper import forward as hopper
 
         pinned = hopper_forward_config(head_dim)
-        return Forward(impl, pinned, hopper.forward, lambda p, ctas: hopper.split_for(p, pinned, ctas), 1, hopper.ROLES)
+        name = hopper.jfa_forward_hopper.__name__
+
+        def split(problem: Problem, ctas: int) -> int:
+            return hopper.split_for(problem, pinned, ctas)
+
+        return Forward(impl, name, pinned, hopper.forward, split, 1, hopper.ROLES)
     from jfa.impl.triton import forward
 
     config = forward_config(capability, head_dim, itemsize)
-    return Forward(impl, config, forward.forward, lambda problem, ctas: 0, config.ctas_per_sm)
+    name = forward.jfa_forward.__name__
+    return Forward(impl, name, config, forward.forward, lambda problem, ctas: 0, config.ctas_per_sm)

@@ -13,6 +13,8 @@ from profiling.errors import UserError
 from profiling.text import duration, percent
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from profiling.lost import LostTime
     from profiling.recording import Recording
 
@@ -67,6 +69,7 @@ def waits(
     if role is not None:
         arguments.choice(role, roles, "role")
     before = Recording.read(baseline) if baseline else None
+    old = role_time(before) if before else None
     table, blame = table_of(recording), late(recording, role)
     table = table if role is None else table[table["role"] == role]
     lost = lost_time(recording, _tensor_share(ncu, recording) if ncu else math.nan)
@@ -80,11 +83,11 @@ def waits(
                 "late": printing.records(blame),
                 "roles": printing.records(parts),
                 "lost": asdict(lost),
-                "baseline": printing.records(role_time(before)) if before else None,
+                "baseline": printing.records(old) if old is not None else None,
             }
         )
     else:
-        _print(recording, before, table, blame, parts, lost)
+        _print(recording, table, blame, parts, lost, before.source if before else "", old)
     if output:
         from profiling.page import write_figures
         from profiling.wait_figures import late_flow, late_matrix, role_time_bars
@@ -95,9 +98,15 @@ def waits(
             printing.line(f"figures in {output}")
 
 
-def _print(recording: "Recording", before: "Recording | None", table, blame, parts, lost: "LostTime") -> None:  # type: ignore[no-untyped-def]
-    from profiling.waits import role_time
-
+def _print(
+    recording: "Recording",
+    table: "pd.DataFrame",
+    blame: "pd.DataFrame",
+    parts: "pd.DataFrame",
+    lost: "LostTime",
+    before: str,
+    old: "pd.DataFrame | None",
+) -> None:
     grade = f"{recording.grade} on {recording.gpu_name}; shares: derived"
     printing.line(recording.title())
     printing.warnings(recording.warnings())
@@ -108,10 +117,10 @@ def _print(recording: "Recording", before: "Recording | None", table, blame, par
         Column("total_ns", "in sum", duration),
         Column("share", "of the role's life", percent),
     ]
-    if before is not None:
-        old = role_time(before).set_index(["role", "part"])["share"]
-        shares["was"] = [old.get(key, math.nan) for key in zip(parts["role"], parts["part"], strict=True)]
-        columns.append(Column("was", f"in {before.source}", percent))
+    if old is not None:
+        was = old.set_index(["role", "part"])["share"]
+        shares["was"] = [was.get(key, math.nan) for key in zip(parts["role"], parts["part"], strict=True)]
+        columns.append(Column("was", f"in {before}", percent))
     printing.table(printing.records(shares), columns, title="Where each role's time went", grade=grade)
     more = f"; the {ROWS} longest of {len(table)}" if len(table) > ROWS else ""
     rows = printing.records(table.head(ROWS))
@@ -140,7 +149,7 @@ def _tensor_share(path: Path, recording: "Recording") -> float:
     from profiling.ncu import attention, reading
     from profiling.ncu.summary import summarise
 
-    refused = None
+    refused = UserError(f"--ncu {path}: holds no kernel")
     for kernel in summarise(reading.read(path, for_summary=True)):
         try:
             attention.same_launch(kernel, recording, "--ncu")
@@ -149,6 +158,7 @@ def _tensor_share(path: Path, recording: "Recording") -> float:
             continue
         if (share := kernel.get("tensor")) == share:
             return share / 100.0
-    raise refused or UserError(
-        f"--ncu {path}: has no tensor-pipe metric; collect ComputeWorkloadAnalysis, or --set full"
-    )
+        raise UserError(
+            f"--ncu {path}: has no tensor-pipe metric of {kernel.name}; collect ComputeWorkloadAnalysis, or --set full"
+        )
+    raise refused

@@ -1,7 +1,8 @@
 """Nsight Compute reports: read in every form that `ncu` writes, summarised per kernel, collected.
 
 `load` gives the tidy DataFrame, `read` the report with its rules and instances, `collect` runs `ncu`;
-`profiling.ncu.summary.summarise` says what limits each kernel. Importing this costs nothing.
+`profiling.ncu.summary.summarise` gives each kernel's figures, `profiling.ncu.verdict.verdicts` what limits it.
+Importing this costs nothing.
 """
 
 from __future__ import annotations

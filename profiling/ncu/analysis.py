@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from profiling.errors import UserError
-from profiling.ncu.attention import LostTensorTime, extras, lost_tensor_time
+from profiling.ncu.attention import LostTensorTime, extras, lost_tensor_time, same_launch
 from profiling.ncu.baseline import Comparison, compare
 from profiling.ncu.metrics import DERIVED, Number
 from profiling.ncu.report import Report
@@ -96,10 +96,15 @@ def _with_recording(found: list[ReportFindings], recording: Recording | None) ->
         for item in findings.kernels:
             lost = None
             try:
-                lost = lost_tensor_time(item.kernel, recording)
-                fits += 1
+                same_launch(item.kernel, recording)
             except UserError as error:
                 refused.append(error)
+            else:
+                try:
+                    lost = lost_tensor_time(item.kernel, recording)
+                    fits += 1
+                except UserError as error:
+                    refused.insert(0, error)  # of the right launch: the better reason
             kernels.append(KernelFindings(item.kernel, item.verdicts, item.attention, lost))
         result.append(ReportFindings(findings.report, tuple(kernels), findings.comparison))
     if not fits:

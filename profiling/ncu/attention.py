@@ -16,7 +16,12 @@ from profiling.ncu.summary import KernelSummary
 from profiling.recording import Recording
 from profiling.sm_time import PARTS, summary
 
-DIRECTIONS = {"jfa_forward": "forward", "jfa_backward": "backward"}
+DIRECTIONS = {
+    "jfa_forward": "forward",
+    "jfa_forward_hopper": "forward",
+    "jfa_backward": "backward",
+    "jfa_backward_hopper": "backward",
+}
 _FIELD = re.compile(r"(\w+)=(\S+)")
 
 BF16_OPERATIONS = {"8.0": 2048, "9.0": 4096, "10.0": 8192, "10.3": 8192}

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 OK, NOT_AVAILABLE, MISSING, NOT_COLLECTED = "ok", "n/a", "missing", "not collected"
-STATES = (OK, NOT_AVAILABLE, MISSING, NOT_COLLECTED)
 """Whether a metric has a value: it has one; the GPU or the tool had none to give ("n/a"); other launches of the report
 have the metric and this one does not; or a summary asks for it and no launch of the report has it."""
 

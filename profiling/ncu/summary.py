@@ -1,4 +1,4 @@
-"""What a report says of each kernel: its numbers, each with grade and source, and what limits it.
+"""What a report says of each kernel: its numbers, each with grade and source.
 
 Launches of one kernel with one shape on one GPU are one row: its numbers are those of the launch of median duration,
 and the spread of durations stands beside.

@@ -122,6 +122,7 @@ def jfa_backward_hopper(
     ds_tile = tlx.local_alloc((BLOCK_KV, BLOCK_Q), dtype, 1)
     dq_tiles = tlx.local_alloc((1, 1, BLOCK_Q, WIDTH), tl.float32, 2)
     # dQ's staging serves dV and dK too, when a tile ends: the same bytes, half as wide a type.
+    tl.static_assert(HALF == BLOCK_Q, "a warpgroup's dV fills its own half of the staging")
     out_tiles = tlx.local_alloc((1, 1, HALF, DIM), dtype, 2, reuse=dq_tiles)
     kv_full = tlx.alloc_barriers(num_barriers=1, arrive_count=1)
     kv_empty = tlx.alloc_barriers(num_barriers=1, arrive_count=2)
@@ -238,7 +239,7 @@ def jfa_backward_hopper(
                 turn += 1
             slot = turn % _SLOTS
             noted = hopper.wait(
-                item_empty[slot], ((turn // _SLOTS) & 1) ^ 1, lane, noted, capacity, _ITEM_EMPTY, slot, tile, LEVEL
+                item_empty[slot], ((turn // _SLOTS) & 1) ^ 1, lane, noted, capacity, _ITEM_EMPTY, slot, -1, LEVEL
             )
             hopper.put(item_tile[slot], -1)
             tlx.barrier_arrive(item_full[slot], 1)
@@ -436,6 +437,8 @@ def jfa_stats(
 
 def stat_blocks(problem: Problem, block: int) -> int:
     """Blocks of the padded statistics: an upper bound that needs no length."""
+    if problem.batch == 0:
+        return 0
     if problem.broadcast_q:
         return problem.batch * triton.cdiv(problem.q_len, block)
     return problem.total_q // block + problem.batch
@@ -456,7 +459,7 @@ def backward(
     run: launch.Run,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK, dV in q's dtype, contiguous; dQ of a broadcast q is summed over the batch."""
-    toolchain.require_safe_ptxas("impl='hopper'")
+    toolchain.require_safe_ptxas("the backward for sm_90")
     dim, heads, heads_kv = problem.head_dim, problem.heads, problem.heads_kv
     dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
     dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)

@@ -30,6 +30,10 @@ from jfa.validation import Problem
 ROLES = ("load", "mma0", "mma1")
 """The warpgroups of a CTA, in the order of their lanes in a recording."""
 SPLIT_SHARE, LEAST_SPLIT = 0.85, 1024
+MOST_PARTS = 2**11 - 1
+"""Of a sequence, above whose block its part is kept in 32 bits."""
+LEAST_SCALE = 1e-30
+"""Scores are scaled after they are masked, and 0 · −inf would be NaN; so small a scale makes every score 0 as well."""
 _ROLES = tl.constexpr(len(ROLES))
 _LN2 = tl.constexpr(0.6931471805599453)
 _SLOTS = tl.constexpr(4)
@@ -44,7 +48,6 @@ _V_EMPTY = tl.constexpr(lanes.WAITS["v_empty"])
 _KIND_TILE = tl.constexpr(lanes.KINDS["tile"])
 _KIND_ZERO = tl.constexpr(lanes.KINDS["zero"])
 _PART_SHIFT = tl.constexpr(schedule.PART_SHIFT)
-_DEAL_ON_DEMAND = tl.constexpr(schedule.DEAL_ON_DEMAND)
 
 
 @triton.jit
@@ -567,7 +570,7 @@ def forward(
     lse = torch.empty((problem.heads, problem.total_q), dtype=torch.float32, device=q.device)
     if problem.total_q == 0 or problem.heads == 0:
         return out, lse
-    toolchain.require_safe_ptxas("impl='hopper'")
+    toolchain.require_safe_ptxas("the forward for sm_90")
     split = run.items.split
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     half, tail = config.block_q // 2, config.tail or config.block_kv
@@ -600,7 +603,7 @@ def forward(
             split,
             problem.window_left,
             problem.window_right,
-            problem.scale * launch.LOG2_E,
+            score_scale(problem),
             run.recorder.buffer,
             run.recorder.capacity,
             BROADCAST_Q=problem.broadcast_q,
@@ -629,6 +632,11 @@ def forward(
     return out, lse
 
 
+def score_scale(problem: Problem) -> float:
+    """What scores are multiplied by to be in log2 units."""
+    return max(problem.scale * launch.LOG2_E, LEAST_SCALE)
+
+
 def split_for(problem: Problem, config: HopperForwardConfig, ctas: int) -> int:
     """Keys from which on a sequence is cut into parts, 0 for never: what exceeds SPLIT_SHARE of a CTA's mean load.
 
@@ -642,4 +650,6 @@ def split_for(problem: Problem, config: HopperForwardConfig, ctas: int) -> int:
     if problem.max_kv_len <= most:
         return 0
     parts = triton.cdiv(problem.max_kv_len, most)
-    return triton.cdiv(triton.cdiv(problem.max_kv_len, parts), config.block_kv) * config.block_kv
+    even = triton.cdiv(problem.max_kv_len, parts)
+    # max_kv_len may be understated; total_kv is not, and bounds the parts of any sequence.
+    return triton.cdiv(max(even, triton.cdiv(problem.total_kv, MOST_PARTS)), config.block_kv) * config.block_kv

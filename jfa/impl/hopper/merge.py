@@ -116,7 +116,8 @@ def merge(
     """
     rows = partial_lse.shape[1] // problem.heads
     split = run.items.split
-    with instrument.launch_range("jfa_merge", run.schedule):
+    facts = {"heads": problem.heads, "head_dim": problem.head_dim}
+    with instrument.launch_range("jfa_merge", run.schedule, **facts):
         jfa_merge[(problem.total_kv // split + 1, problem.heads, triton.cdiv(problem.max_q_len, _ROWS))](
             out,
             lse,

@@ -75,7 +75,21 @@ class HopperBackwardConfig:
     ptx_options: str = "--regAllocOptLevel=5"
 
 
-Config = ForwardConfig | BackwardConfig | HopperForwardConfig | HopperBackwardConfig
+@dataclass(frozen=True)
+class HopperResidentConfig:
+    """The backward of a shared Q on sm_90 that keeps dQ in registers: tiles of ``block_kv`` keys.
+
+    ``k_stages``, ``v_stages`` of them in flight; ``registers`` a compute thread's, of which there are 384.
+    """
+
+    block_kv: int = 64
+    k_stages: int = 2
+    v_stages: int = 2
+    registers: int = 160
+    ptx_options: str = "--regAllocOptLevel=5"
+
+
+Config = ForwardConfig | BackwardConfig | HopperForwardConfig | HopperBackwardConfig | HopperResidentConfig
 
 
 def config_hash(config: Config) -> str:

@@ -42,6 +42,10 @@ WAITS = {
     "do_empty": 28,
     "ds_full": 29,
     "ds_empty": 30,
+    "weights_full": 31,
+    "weights_empty": 32,
+    "part_full": 33,
+    "part_empty": 34,
 }
 """Numbers of the barriers that a role waits for. ``full``: until a buffer holds its load, ``empty``: until it may be
 overwritten; ``turn``: for the other warpgroup at the tensor cores."""

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from jfa import toolchain
-from jfa.config import BackwardConfig, ForwardConfig, HopperBackwardConfig, HopperForwardConfig
+from jfa.config import BackwardConfig, ForwardConfig, HopperBackwardConfig, HopperForwardConfig, HopperResidentConfig
 from jfa.impl.triton import backward, forward
 
 toolchain.prefer_packaged_ptxas()
@@ -257,6 +257,52 @@ def compile_hopper_backward(
     _optional(signature, constants, broadcast, level)
     options = {"num_warps": 4, "num_stages": 1, "ptx_options": config.ptx_options}
     return compile_kernel(jfa_backward_hopper, signature, constants, arch, **options)
+
+
+def compile_resident_backward(
+    config: HopperResidentConfig,
+    arch: int = 90,
+    *,
+    dim: int = 128,
+    cluster: int = 2,
+    add: bool = False,
+    level: int = 0,
+    kind: str = "bf16",
+) -> Compiled:
+    """The backward for sm_90 that keeps dQ, as its launch would compile it."""
+    from jfa.impl.hopper.resident import ROWS, jfa_backward_resident
+
+    def ragged(block: int, width: int = dim, of: str = kind) -> str:
+        return f"tensordesc<{of}[1, 1, {block}, {width}]>"
+
+    signature = {
+        **dict.fromkeys(("q_desc", "do_desc"), ragged(ROWS)),
+        **dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), ragged(config.block_kv)),
+        "dq_desc": ragged(ROWS // 2, 64, "fp32"),
+        **dict.fromkeys(("dk", "dv"), f"*{kind}"),
+        **dict.fromkeys(("stat_lse", "stat_delta"), "*fp32"),
+        **dict.fromkeys(("kv_offsets", "pairs", "counts"), "*i32"),
+        **dict.fromkeys(("batch_count", "heads", "q_len", "first_row", "stat_rows", "total_kv", "capacity"), "i32"),
+        **dict.fromkeys(("score_scale", "scale"), "fp32"),
+    }
+    constants: dict[str, Any] = {
+        "CLUSTER": cluster,
+        "ADD": add,
+        "BLOCK_KV": config.block_kv,
+        "DIM": dim,
+        "K_STAGES": config.k_stages,
+        "V_STAGES": config.v_stages,
+        "REGISTERS": config.registers,
+        "LEVEL": level,
+    }
+    if level:
+        signature["recorder"] = "*i64"
+    else:
+        constants["recorder"] = None
+    options = {"num_warps": 4, "num_stages": 1, "ptx_options": config.ptx_options}
+    if cluster > 1:
+        options["ctas_per_cga"] = (cluster, 1, 1)
+    return compile_kernel(jfa_backward_resident, signature, constants, arch, **options)
 
 
 def ptxas_says(compiled: Compiled, arch: str = "sm_90a", options: str = "") -> str:

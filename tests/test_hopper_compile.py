@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -25,10 +26,10 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from test_tables import side  # noqa: E402
 
-from jfa.config import HopperBackwardConfig, HopperForwardConfig, hopper_forward_config  # noqa: E402
+from jfa.config import HopperBackwardConfig, HopperForwardConfig, HopperResidentConfig, hopper_forward_config  # noqa: E402
 from jfa.impl.hopper import backward as hopper_backward  # noqa: E402
 from jfa.impl.hopper import forward as hopper  # noqa: E402
-from jfa.impl.hopper import merge, primitives  # noqa: E402
+from jfa.impl.hopper import merge, primitives, resident  # noqa: E402
 from jfa.impl.triton import launch, tables  # noqa: E402
 from jfa.schedule import PART_SHIFT, Lengths  # noqa: E402
 from jfa.validation import Problem  # noqa: E402
@@ -52,6 +53,12 @@ VARIANTS = {
     "backward-causal": {"direction": "backward", "broadcast": False, "causal": True},
     "backward-d64": {"direction": "backward", "dim": 64},
     "backward-wait": {"direction": "backward", "level": 3},
+    "resident": {"direction": "resident", "cluster": 1},
+    "resident-d64": {"direction": "resident", "cluster": 1, "dim": 64},
+    "resident-pair": {"direction": "resident"},
+    "resident-pair-d64": {"direction": "resident", "dim": 64},
+    "resident-pair-add-fp16": {"direction": "resident", "add": True, "kind": "fp16"},
+    "resident-wait": {"direction": "resident", "level": 3},
 }
 
 
@@ -77,10 +84,14 @@ def test_it_fits_and_wgmma_runs_asynchronously(facts, name):
     fact = facts[name]
     assert fact["shared"] <= SHARED_LIMIT
     assert "serialized" not in fact["ptxas"], fact["ptxas"]
-    assert re.search(r"Used (\d+) registers", fact["ptxas"])[1] == "168"  # 65,536 over 384 threads, then reallocated
-    assert fact["stack"] <= (0 if name.endswith("d64") else 80)
-    assert fact["reallocated_to"].count(str(HopperForwardConfig().registers)) == 2, "setmaxnreg was dropped"
-    assert len(fact["loop_spills"]) == 2, "a loop over keys for each of the two warpgroups"
+    resident = name.startswith("resident")
+    groups = 3 if resident else 2
+    config = HopperResidentConfig() if resident else HopperForwardConfig()
+    # 65,536 over the threads, those that load included, then reallocated
+    assert re.search(r"Used (\d+) registers", fact["ptxas"])[1] == ("128" if resident else "168")
+    assert fact["stack"] <= (0 if name.endswith("d64") or name == "resident-pair" else 80)
+    assert fact["reallocated_to"].count(str(config.registers)) == groups, "setmaxnreg was dropped"
+    assert len(fact["loop_spills"]) == groups, "a loop over keys for each warpgroup"
     assert max(fact["loop_spills"]) <= (3 if re.search("causal|window|tile|wait", name) else 0)
 
 
@@ -127,9 +138,13 @@ def main(variants: dict[str, dict]) -> None:
     found = {}
     for name, options in variants.items():
         changes = options.pop("config", {})
-        if options.pop("direction", "forward") == "forward":
+        direction = options.pop("direction", "forward")
+        if direction == "forward":
             config = dataclasses.replace(hopper_forward_config(options.get("dim", 128)), **changes)
             made = aot.compile_hopper_forward(config, **options)
+        elif direction == "resident":
+            config = HopperResidentConfig()
+            made = aot.compile_resident_backward(config, **options)
         else:
             config = HopperBackwardConfig()
             made = aot.compile_hopper_backward(config, **options)
@@ -141,6 +156,26 @@ def main(variants: dict[str, dict]) -> None:
             "ptxas": aot.ptxas_says(made, options=config.ptx_options),
         }
     print(json.dumps(found))
+
+
+@given(st.integers(0, 100_000), st.integers(1, 200))
+@settings(max_examples=20)
+def test_shares_are_equal_and_cover_all_tiles(device, total, workers):
+    found = torch.full((workers, 2), -1, dtype=torch.int32, device=device)
+    _shares[(workers,)](found, total, workers)
+    bounds = found.tolist()
+    assert bounds[0][0] == 0 and bounds[-1][1] == total
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(bounds))
+    sizes = [end - begin for begin, end in bounds]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@triton.jit(do_not_specialize=["total", "workers"])
+def _shares(found, total, workers):
+    own = tl.program_id(0)
+    begin, end = resident.share(total, own, workers)
+    tl.store(found + 2 * own, begin)
+    tl.store(found + 2 * own + 1, end)
 
 
 def problem(q_len: int, kv_lens: list[int], heads: int = 2, **changes) -> Problem:
@@ -354,8 +389,13 @@ def test_merged_parts_are_the_whole(device, kv_lens, q_len, split):
 
 
 @settings(max_examples=30)
-@given(q_lens=st.lists(st.integers(0, 150), min_size=1, max_size=7), broadcast=st.booleans(), gradient=st.booleans())
-def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, broadcast, gradient):
+@given(
+    q_lens=st.lists(st.integers(0, 150), min_size=1, max_size=7),
+    broadcast=st.booleans(),
+    gradient=st.booleans(),
+    pad=st.sampled_from([64, 128, 256]),
+)
+def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, broadcast, gradient, pad):
     """Each row's lse and delta where the backward looks for them; everything else weighs nothing."""
     heads, dim, block = 2, 64, 64
     batch = len(q_lens)
@@ -370,20 +410,15 @@ def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, broad
     blind = torch.rand(heads, total, generator=generator) < 0.2
     lse[blind], grad_lse[blind] = -torch.inf, torch.nan
     offsets = torch.tensor(np.concatenate([[0], np.cumsum(lens)]), dtype=torch.int32, device=device)
-    blocks = hopper_backward.stat_blocks(asked, block)
-    stats = torch.full((2, heads, blocks * block), torch.nan, device=device)
-    if not blocks:
-        return
-    hopper_backward.jfa_stats[(blocks, heads)](
-        *(tensor.to(device) for tensor in (out, lse, grad)), grad_lse.to(device) if gradient else None, stats[0],
-        stats[1], None if broadcast else offsets, batch, asked.q_len, total, blocks * block, heads * dim, heads,
-        BROADCAST_Q=broadcast, ROWS=block, DIM=dim,
+    stats = hopper_backward.statistics(
+        grad.to(device), grad_lse.to(device) if gradient else None, out.to(device), lse.to(device),
+        None if broadcast else offsets, asked, block, pad, launch.Run("static", tables.Items(offsets, offsets)),
     )  # fmt: skip
     delta = (out * grad).sum(-1).T - (grad_lse if gradient else 0.0)
     expected = torch.stack([torch.full_like(stats[0].cpu(), torch.inf), torch.zeros_like(stats[0].cpu())])
     for sequence, length in enumerate(lens):
         start = sum(lens[:sequence])
-        at = sequence * -(-lens[0] // block) * block if broadcast else (start // block + sequence) * block
+        at = sequence * -(-lens[0] // pad) * pad if broadcast else (start // block + sequence) * block
         own = slice(start, start + length)
         assert (expected[0, :, at : at + length] == torch.inf).all(), "two sequences share a place"
         expected[0, :, at : at + length] = torch.where(blind[:, own], torch.inf, lse[:, own] / np.log(2))

@@ -55,6 +55,41 @@ def stat_row(q_start, batch, uniform, BROADCAST_Q: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
+def clear_rest(
+    dk,
+    dv,
+    pairs,
+    counts,
+    kv_offsets,
+    batch_count,
+    heads_kv,
+    total_kv,
+    own,
+    stride,
+    BLOCK_KV: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Clear the rows of dK and dV that no tile writes; how many blocks of them it did.
+
+    Those are of items without work, and behind the last sequence. Of ``stride`` warpgroups this is the ``own``-th.
+    """
+    cleared = 0
+    for item in range(tl.load(counts) + own, tl.load(counts + 1), stride):
+        empty = tl.load(pairs + 2 * item)
+        key = tl.load(pairs + 2 * item + 1) * BLOCK_KV
+        kv_start, kv_len = primitives.sequence(kv_offsets, empty, False, 0)
+        count = tl.minimum(kv_len - key, BLOCK_KV)
+        baseline.clear_rows(dk, dv, kv_start + key, count, heads_kv, DIM, _CLEAR_ROWS)
+        cleared += 1
+    end = tl.load(kv_offsets + batch_count).to(tl.int32)
+    for row in range(end + own * BLOCK_KV, total_kv, stride * BLOCK_KV):
+        count = tl.minimum(total_kv - row, BLOCK_KV)
+        baseline.clear_rows(dk, dv, row, count, heads_kv, DIM, _CLEAR_ROWS)
+        cleared += 1
+    return cleared
+
+
+@triton.jit
 def _turn_of(step, STAGES: tl.constexpr):
     return step % STAGES, (step // STAGES) & 1
 
@@ -357,21 +392,10 @@ def jfa_backward_hopper(
             tlx.async_descriptor_store_wait(0)
 
             instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2, True)
-            cleared = 0
-            first_item = work + own * 2 + wg
-            stride = tl.num_programs(0) * 2
-            for item in range(first_item, tl.load(counts + 1), stride):
-                empty = tl.load(pairs + 2 * item)
-                key = tl.load(pairs + 2 * item + 1) * BLOCK_KV
-                kv_start, kv_len = primitives.sequence(kv_offsets, empty, False, 0)
-                count = tl.minimum(kv_len - key, BLOCK_KV)
-                baseline.clear_rows(dk, dv, kv_start + key, count, heads_kv, DIM, _CLEAR_ROWS)
-                cleared += 1
-            end = tl.load(kv_offsets + batch_count).to(tl.int32)
-            for row in range(end + (own * 2 + wg) * BLOCK_KV, total_kv, stride * BLOCK_KV):
-                count = tl.minimum(total_kv - row, BLOCK_KV)
-                baseline.clear_rows(dk, dv, row, count, heads_kv, DIM, _CLEAR_ROWS)
-                cleared += 1
+            cleared = clear_rest(
+                dk, dv, pairs, counts, kv_offsets, batch_count, heads_kv, total_kv, own * 2 + wg,
+                tl.num_programs(0) * 2, BLOCK_KV, DIM,
+            )  # fmt: skip
             if cleared > 0:
                 noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2, True)
             instrument.close_lane(lane, noted, LEVEL, True)
@@ -394,9 +418,12 @@ def jfa_stats(
     heads,
     BROADCAST_Q: tl.constexpr,
     ROWS: tl.constexpr,
+    PAD: tl.constexpr,
     DIM: tl.constexpr,
 ):
     """What the softmax's gradient needs of each row, padded as `stat_row` says: lse in log2 units, and delta.
+
+    A shared Q's rows are padded to a multiple of ``PAD``, others to one of ``ROWS``.
 
     delta = Σ_d out·grad_out − grad_lse. Rows that do not exist or see nothing get an lse of +inf, so that their weights
     are 0, and a delta of 0: the lse of a row that sees nothing is a constant, whose gradient, often NaN, goes nowhere.
@@ -404,7 +431,7 @@ def jfa_stats(
     base = tl.program_id(0) * ROWS
     head = tl.program_id(1)
     if BROADCAST_Q:
-        blocks = (q_uniform + ROWS - 1) // ROWS
+        blocks = (q_uniform + PAD - 1) // PAD * (PAD // ROWS)
         inside = tl.program_id(0) % blocks * ROWS
         start = tl.program_id(0) // blocks * q_uniform
         length = q_uniform
@@ -435,13 +462,52 @@ def jfa_stats(
     tl.store(stat_delta + place, tl.where(sees, delta, 0.0))
 
 
-def stat_blocks(problem: Problem, block: int) -> int:
+def stat_blocks(problem: Problem, block: int, pad: int) -> int:
     """Blocks of the padded statistics: an upper bound that needs no length."""
     if problem.batch == 0:
         return 0
     if problem.broadcast_q:
-        return problem.batch * triton.cdiv(problem.q_len, block)
+        return problem.batch * triton.cdiv(problem.q_len, pad) * (pad // block)
     return problem.total_q // block + problem.batch
+
+
+def statistics(
+    grad_rows: Tensor,
+    grad_lse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    q_offsets: Tensor | None,
+    problem: Problem,
+    block: int,
+    pad: int,
+    run: launch.Run,
+) -> Tensor:
+    """lse and delta of every row, float32 (2, H, rows): padded as `stat_row` says, a shared Q's to ``pad`` rows."""
+    blocks = stat_blocks(problem, block, pad)
+    stats = torch.empty((2, problem.heads, blocks * block), dtype=torch.float32, device=out.device)
+    if not blocks:
+        return stats
+    with instrument.launch_range("jfa_delta", run.schedule, heads=problem.heads, head_dim=problem.head_dim):
+        jfa_stats[(blocks, problem.heads)](
+            out,
+            lse,
+            grad_rows,
+            grad_lse,
+            stats[0],
+            stats[1],
+            q_offsets,
+            problem.batch,
+            problem.q_len,
+            problem.total_q,
+            stats.shape[2],
+            grad_rows.stride(0),
+            problem.heads,
+            BROADCAST_Q=problem.broadcast_q,
+            ROWS=block,
+            PAD=pad,
+            DIM=problem.head_dim,
+        )
+    return stats
 
 
 def backward(
@@ -464,29 +530,8 @@ def backward(
     dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
     dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
-    blocks = stat_blocks(problem, config.block_q)
     facts = {"heads": heads, "head_dim": dim}
-    stats = torch.empty((2, heads, blocks * config.block_q), dtype=torch.float32, device=q.device)
-    if blocks:
-        with instrument.launch_range("jfa_delta", run.schedule, **facts):
-            jfa_stats[(blocks, heads)](
-                out,
-                lse,
-                grad_rows,
-                grad_lse,
-                stats[0],
-                stats[1],
-                q_offsets,
-                problem.batch,
-                problem.q_len,
-                problem.total_q,
-                blocks * config.block_q,
-                grad_rows.stride(0),
-                heads,
-                BROADCAST_Q=problem.broadcast_q,
-                ROWS=config.block_q,
-                DIM=dim,
-            )
+    stats = statistics(grad_rows, grad_lse, out, lse, q_offsets, problem, config.block_q, config.block_q, run)
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     grid = launch.grid(run, heads_kv, q.device, 1)
     half = config.block_kv // 2
@@ -512,7 +557,7 @@ def backward(
             heads_kv,
             heads // heads_kv,
             problem.q_len,
-            blocks * config.block_q,
+            stats.shape[2],
             problem.total_kv,
             problem.window_right,
             problem.window_left,

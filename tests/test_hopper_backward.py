@@ -1,0 +1,128 @@
+"""The backwards for sm_90, each called by itself: the same gradients as eager, from poisoned memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from shapes import CASES, LARGE_CASES, Case, poisoned  # noqa: E402
+from test_hopper_forward import HALVES, RESTS, on_hopper  # noqa: E402
+from tolerance import Results, assert_results_close  # noqa: E402
+
+from jfa import attention, jagged_attention, validation  # noqa: E402
+from jfa.config import HopperBackwardConfig, HopperResidentConfig  # noqa: E402
+from jfa.impl import choice  # noqa: E402
+from jfa.impl.triton import launch  # noqa: E402
+from jfa.schedule import SCHEDULES  # noqa: E402
+from jfa.workloads import Inputs  # noqa: E402
+
+if not choice.has_tlx():
+    pytest.skip("TLX comes with fbtriton (x86-64)", allow_module_level=True)
+
+from jfa.impl.hopper import backward as shared  # noqa: E402
+from jfa.impl.hopper import resident  # noqa: E402
+
+KV_RESTS = (0, 1, 63, 64, 65, 0, 127, 128, 129, 700, 0)
+# One CTA, a pair, a pair in two passes; rows that fill no block; heads and batches that end within a CTA's share.
+SHARED_Q = {
+    rows: Case(q_len=rows, kv_lens=KV_RESTS, heads=3, heads_kv=3, head_dim=128, unused=70)
+    for rows in (1, 64, 100, 128, 129, 200, 256, 257, 300, 512)
+}
+
+
+def gradients(inputs: Inputs, kind: str, options: dict, schedule: str = "balanced-dynamic") -> Results:
+    """out and lse of the op, and the gradients of one kernel run on them."""
+    q, k, v = (tensor.detach() for tensor in (inputs.q, inputs.k, inputs.v))
+    offsets = (inputs.kv_offsets, inputs.q_offsets)
+    causal, window = options.get("causal", False), options.get("window")
+    problem = validation.validate(q, k, v, *offsets, None, None, options.get("scale"), causal, window)
+    out, lse = jagged_attention(q, k, v, *offsets, return_lse=True, **options)
+    rows = out.reshape(problem.total_q, problem.heads, problem.head_dim)
+    grad_out = inputs.grad_out.reshape(rows.shape)
+    block = HopperResidentConfig().block_kv if kind == "resident" else HopperBackwardConfig().block_kv
+    run = launch.Run(schedule, attention.backward_items(*offsets, problem, block, schedule))
+    with poisoned():
+        if kind == "resident":
+            assert resident.serves(problem)
+            config = HopperResidentConfig()
+            found = resident.backward(grad_out, None, q, k, v, rows, lse, offsets[0], problem, config, run)
+        else:
+            config = HopperBackwardConfig()
+            found = shared.backward(grad_out, None, q, k, v, rows, lse, *offsets, problem, config, run)
+    torch.cuda.synchronize()
+    return Results(out, lse, *found)
+
+
+class TestOnTheGpu:
+    pytestmark = on_hopper
+
+    @pytest.mark.parametrize("dtype", HALVES, ids=str)
+    @pytest.mark.parametrize("name", [name for name in CASES if "no-rows" not in name and "no-sequences" not in name])
+    def test_shared_serves_every_shape(self, name, dtype):
+        inputs = CASES[name].inputs("cuda", dtype)
+        assert_results_close(gradients(inputs, "shared", CASES[name].options), inputs, **CASES[name].bounds)
+
+    @pytest.mark.parametrize("name", LARGE_CASES)
+    def test_shared_serves_large_shapes(self, name):
+        inputs = LARGE_CASES[name].inputs("cuda", torch.bfloat16)
+        assert_results_close(gradients(inputs, "shared", LARGE_CASES[name].options), inputs, **LARGE_CASES[name].bounds)
+
+    @pytest.mark.parametrize("dtype", HALVES, ids=str)
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    @pytest.mark.parametrize("rows", SHARED_Q)
+    def test_resident_serves_every_number_of_rows(self, rows, head_dim, dtype):
+        inputs = dataclasses.replace(SHARED_Q[rows], head_dim=head_dim).inputs("cuda", dtype)
+        assert_results_close(gradients(inputs, "resident", {}), inputs)
+
+    @pytest.mark.parametrize("kind", ["shared", "resident"])
+    @pytest.mark.parametrize("lengths", [(5,), (0, 0, 3), (1,) * 300, (20_000,), (64,) * 700, (200, 0) * 150])
+    def test_few_and_many_tiles(self, lengths, kind):
+        inputs = Case(q_len=200, kv_lens=lengths, heads=2, heads_kv=2, head_dim=128).inputs("cuda", torch.bfloat16)
+        assert_results_close(gradients(inputs, kind, {}), inputs)
+
+    @pytest.mark.parametrize("kind", ["shared", "resident"])
+    @pytest.mark.parametrize("scale", [0.0, 3.0])
+    def test_scale(self, scale, kind):
+        inputs = SHARED_Q[200].inputs("cuda", torch.bfloat16)
+        assert_results_close(gradients(inputs, kind, {"scale": scale}), inputs, scale=scale)
+
+    @pytest.mark.parametrize("kind", ["shared", "resident"])
+    def test_weights_beyond_any_number_stay_away(self, kind):
+        """Scores of −1,000: behind a sequence's end exp2(−lse) is infinite, and must not be multiplied by zero."""
+        inputs = SHARED_Q[200].inputs("cuda", torch.bfloat16)
+        inputs.q.fill_(1.0), inputs.k[: inputs.kv_offsets[-1]].fill_(-1.0)
+        options = {"scale": 8.0}
+        assert_results_close(gradients(inputs, kind, options), inputs, **options)
+
+    @pytest.mark.parametrize("schedule", SCHEDULES)
+    @pytest.mark.parametrize("kind", ["shared", "resident"])
+    def test_dk_and_dv_agree_bit_for_bit_under_every_schedule(self, kind, schedule):
+        inputs = SHARED_Q[200].inputs("cuda", torch.bfloat16)
+        expected = gradients(inputs, kind, {}, "static")
+        for _ in range(10):
+            found = gradients(inputs, kind, {}, schedule)
+            assert torch.equal(found.dk, expected.dk) and torch.equal(found.dv, expected.dv)
+        assert_results_close(found, inputs)
+
+    @pytest.mark.parametrize("schedule", SCHEDULES)
+    def test_shared_under_every_schedule(self, schedule):
+        inputs = RESTS.inputs("cuda", torch.bfloat16)
+        assert_results_close(gradients(inputs, "shared", {}, schedule), inputs)
+
+
+def test_what_keeps_dq_in_registers():
+    def serves(**changes) -> bool:
+        case = dataclasses.replace(Case(q_len=256, kv_lens=(5, 7), head_dim=128), **changes)
+        inputs = case.inputs("cpu", torch.bfloat16)
+        args = (inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets)
+        return resident.serves(validation.validate(*args, causal=case.causal, window=case.window))
+
+    assert serves() and serves(q_len=1) and serves(q_len=resident.MOST_ROWS)
+    assert not serves(q_len=resident.MOST_ROWS + 1)
+    assert not serves(causal=True) and not serves(window=(3, -1))
+    assert not serves(heads=4, heads_kv=2)
+    assert not serves(q_len=0, q_lens=(3, 4))

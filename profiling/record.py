@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from jfa.lanes import KINDS
 from jfa.workloads import Workload
 from profiling.bench import WARMUP_RUNS, GpuClock
 from profiling.errors import UserError
+from profiling.lane_rows import losses, rows_of, worst_clock
 from profiling.launching import Launcher, gpu, prepare
 from profiling.recording import SCHEMA, Recording
 from profiling.versions import versions
@@ -86,12 +86,13 @@ def record(
         "workload": workload.metadata(direction),
         "level": level,
         "launches": launches,
-        "events": _losses(taken),
+        "events": losses(taken),
         "durations": durations,
-        "clock": _worst_clock(taken),
+        "clock": worst_clock(taken),
         "command": _command(workload, schedule, direction, launcher.impl, level, launches, repeats),
     }
-    frames = [_frame(index, spans, launcher, workload, level) for index, spans in enumerate(taken)]
+    columns = partial(_tile_columns, launcher=launcher, workload=workload)
+    frames = [rows_of(spans, launcher.roles, level, columns, index) for index, spans in enumerate(taken)]
     return Recording(pd.concat(frames, ignore_index=True), metadata)
 
 
@@ -138,45 +139,6 @@ def _durations(launcher: Launcher, recorder: Recorder, clock: GpuClock, repeats:
     return summary
 
 
-def _frame(index: int, spans: Lanes, launcher: Launcher, workload: Workload, level: str) -> pd.DataFrame:
-    """The rows of one launch."""
-    roles = len(launcher.roles)
-    lives = pd.DataFrame(
-        {
-            "cta": spans.lane // roles,
-            "role": spans.lane % roles,
-            "sm": spans.sm,
-            "event": "cta",
-            "tile": -1,
-            "batch": -1,
-            "head": -1,
-            "block": -1,
-            "stage": -1,
-            "start_ns": spans.start_ns,
-            "end_ns": spans.end_ns,
-        }
-    )
-    frames = [lives]
-    if level != "cta":
-        names = {number: name for name, number in KINDS.items()}
-        tiles = pd.DataFrame(
-            {
-                "cta": spans.lane[spans.event_lane] // roles,
-                "role": spans.lane[spans.event_lane] % roles,
-                "sm": spans.sm[spans.event_lane],
-                "event": pd.Series(spans.kind).map(names),
-                "stage": spans.stage,
-                **_tile_columns(spans.tile, launcher, workload),
-                "start_ns": spans.event_start_ns,
-                "end_ns": spans.event_end_ns,
-            }
-        )
-        frames.append(tiles)
-    rows = pd.concat(frames, ignore_index=True)
-    role = pd.Categorical.from_codes(rows["role"].to_numpy(), pd.Index(launcher.roles))
-    return rows.assign(launch=index, role=role)
-
-
 def _tile_columns(tile: np.ndarray, launcher: Launcher, workload: Workload) -> dict[str, np.ndarray]:
     """tile (rank in the natural order), batch, head and block of tiles numbered in the schedule's order; −1 stays.
 
@@ -202,22 +164,6 @@ def _tile_columns(tile: np.ndarray, launcher: Launcher, workload: Workload) -> d
         "head": head,
         "block": np.where(real, block, -1),
     }
-
-
-def _losses(taken: list[Lanes]) -> dict[str, Any]:
-    by_lane: dict[str, int] = {}
-    for spans in taken:
-        missing = spans.offered - spans.kept
-        for position in np.flatnonzero(missing):
-            lane = str(int(spans.lane[position]))
-            by_lane[lane] = by_lane.get(lane, 0) + int(missing[position])
-    written = sum(int(spans.kept.sum()) + len(spans.lane) for spans in taken)
-    return {"written": written, "lost": sum(by_lane.values()), "lost_by_lane": by_lane}
-
-
-def _worst_clock(taken: list[Lanes]) -> dict[str, float | int]:
-    """The clock fit of the launch that fits worst."""
-    return max((spans.clock for spans in taken), key=lambda fit: (fit.order_violations, fit.residual_ns_max)).metadata()
 
 
 def _gpu(device: torch.device, taken: list[Lanes]) -> dict[str, Any]:

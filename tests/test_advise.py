@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from jfa import workloads
+from profiling import examples
 from profiling.__main__ import main
 from profiling.advice import advise
-from profiling.commands import arguments
 from profiling.errors import UserError
 from profiling.gpus import SMS, sm_count
 from profiling.lengths import read_lengths
@@ -21,7 +21,7 @@ from profiling.schedules import SCHEDULES
 from profiling.sweep import Population, sweep
 from profiling.tiles_measured import tiles_of
 
-STATIC = arguments.DATA / "hsp-loguniform_forward_static.parquet"
+STATIC = examples.DATA / "hsp-loguniform_forward_static.parquet"
 LENGTHS = [100, 0, 4000, 7]
 
 
@@ -98,7 +98,7 @@ def test_advice_agrees_with_what_was_measured(like, name):
     work = workloads.get(name)
     found = advise(like, like.shape, work.q_lens, work.kv_lens)
     measured = {
-        schedule: tiles_of(Recording.read(arguments.DATA / f"{name}_forward_{schedule}.parquet")).measured_ns
+        schedule: tiles_of(Recording.read(examples.DATA / f"{name}_forward_{schedule}.parquet")).measured_ns
         for schedule in SCHEDULES
     }
     assert measured[found.choice] <= 1.03 * min(measured.values())
@@ -185,7 +185,7 @@ def test_advise_prints_what_to_choose(lengths, capsys):
 
 
 def test_schedules_sets_predictions_beside_measurements(capsys, tmp_path):
-    dynamic = str(arguments.DATA / "hsp-loguniform_forward_dynamic.parquet")
+    dynamic = str(examples.DATA / "hsp-loguniform_forward_dynamic.parquet")
     assert main(["schedules", str(STATIC), dynamic, "-o", str(tmp_path / "s.html")]) == 0
     text = capsys.readouterr().out
     assert re.search(r"dynamic .*1\.8\d\d ms +│ +\+1\.7%", text) and "modelled on tile costs measured on" in text
@@ -223,7 +223,7 @@ def test_sweep_prints_a_grid_and_draws_it(capsys, tmp_path):
 )
 def test_wrong_input_is_one_line(command, expected, lengths, capsys):
     files = {"L": lengths, "STATIC": str(STATIC)}
-    files["BACK"] = str(arguments.DATA / "hsp-loguniform_backward_static.parquet")
+    files["BACK"] = str(examples.DATA / "hsp-loguniform_backward_static.parquet")
     assert main([files.get(word, word) for word in command]) == 2
     error = capsys.readouterr().err
     assert expected in error and error.count("\n") == 1

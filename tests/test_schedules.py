@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import time
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +18,11 @@ from synthetic import synthetic_recording
 from jfa import workloads
 from profiling.cost_model import cost_model, modelled_tiles
 from profiling.errors import RecordingError, UserError
+from profiling.examples import DATA
 from profiling.recording import Recording
 from profiling.schedules import CLEARED_NS, EMPTY_NS, REPLAY_ERROR, SCHEDULES, owners, replay
 from profiling.tiles_measured import Shape, Tiles, tiles_of
 
-DATA = Path(__file__).resolve().parent.parent / "profiling" / "data"
 WORKLOADS = ("hsp-loguniform", "hsp-half-empty", "hsp-extreme")
 DIRECTIONS = ("forward", "backward")
 

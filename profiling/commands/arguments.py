@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 SCHEDULES = ("grid", "static", "balanced", "dynamic", "balanced-dynamic")
 DIRECTIONS = ("forward", "backward")
 LEVELS = ("cta", "tile", "wait")
-DATA = Path(__file__).resolve().parent.parent / "data"
 IMPLEMENTATIONS = ("auto", "triton", "hopper")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -70,9 +69,10 @@ def numbers(text: str | None, option: str) -> tuple[float, ...]:
 
 def example(path: Path | None, direction: str = "forward") -> "Recording":
     """The recording given, or the package's of hsp-loguniform."""
+    from profiling import examples
     from profiling.recording import Recording
 
-    return Recording.read(path or DATA / f"hsp-loguniform_{direction}_balanced-dynamic.parquet")
+    return examples.load(direction=direction) if path is None else Recording.read(path)
 
 
 def read_all(paths: Sequence[Path]) -> list["Recording"]:

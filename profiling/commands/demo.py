@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from profiling.recording import Recording
 
 Output = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the report goes.")]
-Data = Annotated[Path, typer.Option("--data", metavar="DIR", hidden=True, help="Other recordings than the package's.")]
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", hidden=True, help="Other recordings than the package's.")
+]
 
 
-def demo(out: Output = Path("profiling-demo"), data: Data = arguments.DATA, json: arguments.Json = False) -> None:
+def demo(out: Output = Path("profiling-demo"), data: Data = None, json: arguments.Json = False) -> None:
     """Look at the recordings in the package; no GPU is needed.
 
     They were made on a real GPU. For each workload and direction: where the SMs' time went under each schedule, how far
@@ -28,10 +30,12 @@ def demo(out: Output = Path("profiling-demo"), data: Data = arguments.DATA, json
       python -m profiling demo
       python -m profiling demo --out /tmp/demo
     """
+    from profiling import examples
     from profiling.recording import Recording
     from profiling.report import write_report
 
     arguments.output_folder(out, "--out")
+    data = data or examples.DATA
     paths = sorted(data.glob("*.parquet"))
     if not paths:
         raise UserError(f"demo: there are no recordings in {data}; reinstall the package")

@@ -1,0 +1,23 @@
+"""The recordings in the package, of our kernels on a real GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profiling.errors import UserError
+from profiling.recording import Recording
+
+DATA = Path(__file__).resolve().parent / "data"
+
+
+def load(workload: str = "hsp-loguniform", direction: str = "forward", schedule: str = "balanced-dynamic") -> Recording:
+    """One of them. UserError: there is none; which there are."""
+    path = DATA / f"{workload}_{direction}_{schedule}.parquet"
+    if not path.exists():
+        raise UserError(f"examples: there is no {path.stem}; there are {', '.join(names())}")
+    return Recording.read(path)
+
+
+def names() -> list[str]:
+    """workload_direction_schedule of each."""
+    return sorted(path.stem for path in DATA.glob("*.parquet"))

@@ -385,6 +385,7 @@ def main(arguments: list[str]) -> None:
                         lambda capability, dim, size: hopper_forward_config(dim),
                     ),
                     ("hopper-backward", compile_hopper_backward, lambda *kind: HopperBackwardConfig()),
+                    ("hopper-resident", compile_resident_backward, lambda *kind: HopperResidentConfig()),
                 ):
                     if name.startswith("hopper") and arch != 90:
                         continue

@@ -10,13 +10,14 @@ PYTEST_ARGS ?=
 FBTRITON := $(shell sed -n 's/^fbtriton==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test lint types pytest format doctor clean
+.PHONY: help demo install test lint types pytest format doctor notebooks clean
 
 help:
 	@echo "make demo     install the base package into $(VENV) and run the demo (no GPU, torch or Triton needed)"
 	@echo "make test     install everything, then ruff, mypy and pytest (PYTEST_ARGS=…)"
 	@echo "make install  install everything, run nothing"
 	@echo "make lint     ruff     make types  mypy     make format  ruff format"
+	@echo "make notebooks  run the notebooks and keep what they show (needs Chromium)"
 	@echo "make doctor   say what works on this machine, and how to mend what does not"
 	@echo "make clean    remove $(VENV) and what the tools leave behind"
 
@@ -40,6 +41,9 @@ pytest: $(VENV)/.all
 format: $(VENV)/.all
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+notebooks: $(VENV)/.all
+	$(BIN)/python notebooks/refresh.py
 
 doctor: $(VENV)/.base
 	$(BIN)/python -m profiling doctor

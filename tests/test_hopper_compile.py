@@ -33,6 +33,7 @@ from jfa.impl.hopper import merge, primitives, resident  # noqa: E402
 from jfa.impl.triton import launch, tables  # noqa: E402
 from jfa.schedule import PART_SHIFT, Lengths  # noqa: E402
 from jfa.validation import Problem  # noqa: E402
+from profiling import cross_compile  # noqa: E402
 
 SHARED_LIMIT = 232_448
 """Bytes of shared memory that a block can have on sm_90: 227 KB (CUDA C++ programming guide)."""
@@ -95,27 +96,6 @@ def test_it_fits_and_wgmma_runs_asynchronously(facts, name):
     assert max(fact["loop_spills"]) <= (3 if re.search("causal|window|tile|wait", name) else 0)
 
 
-def loop_spills(sass: str) -> list[int]:
-    """Accesses of local memory in each innermost loop that issues tensor-core products.
-
-    A loop ends in a conditional jump back; an unconditional one is the way back of a wait's slow path, which stands
-    behind all other code.
-    """
-    code = [
-        (int(found[1], 16), found[2])
-        for line in sass.splitlines()
-        if (found := re.match(r"\s+/\*(\w{4,})\*/\s+(.*);", line))
-    ]
-    jumps = [(int(found[1], 16), at) for at, words in code if (found := re.match(r"@.*\bBRA (0x\w+)", words))]
-    loops = []
-    for first, last in sorted((jump for jump in jumps if jump[0] <= jump[1]), key=lambda loop: loop[1] - loop[0]):
-        inside = [words for at, words in code if first <= at <= last]
-        known = any(inner[0] <= last and first <= inner[1] for inner, _ in loops)
-        if not known and any("HGMMA" in words for words in inside):
-            loops.append(((first, last), sum(bool(re.search(r"\b(LDL|STL)\b", words)) for words in inside)))
-    return [count for _, count in loops]
-
-
 def test_spills_in_a_loop_are_seen():
     """Of a loop with products only; what lies around it, or in a loop that waits, is not counted."""
     lines = [
@@ -128,32 +108,30 @@ def test_spills_in_a_loop_are_seen():
         "@!P1 BRA 0x0000",
     ]
     sass = "\n".join(f"        /*{16 * at:04x}*/     {words} ;    /* 0x0 */" for at, words in enumerate(lines))
-    assert loop_spills(sass) == [2]
-    assert loop_spills(sass.replace("HGMMA", "FFMA")) == []
+    assert cross_compile.loop_spills(sass) == [2]
+    assert cross_compile.loop_spills(sass.replace("HGMMA", "FFMA")) == []
 
 
 def main(variants: dict[str, dict]) -> None:
-    import aot
-
     found = {}
     for name, options in variants.items():
         changes = options.pop("config", {})
         direction = options.pop("direction", "forward")
         if direction == "forward":
             config = dataclasses.replace(hopper_forward_config(options.get("dim", 128)), **changes)
-            made = aot.compile_hopper_forward(config, **options)
+            made = cross_compile.compile_hopper_forward(config, **options)
         elif direction == "resident":
             config = HopperResidentConfig()
-            made = aot.compile_resident_backward(config, **options)
+            made = cross_compile.compile_resident_backward(config, **options)
         else:
             config = HopperBackwardConfig()
-            made = aot.compile_hopper_backward(config, **options)
+            made = cross_compile.compile_hopper_backward(config, **options)
         found[name] = {
             "shared": made.shared,
             "stack": made.stack,
             "reallocated_to": re.findall(r"setmaxnreg\.inc\.sync\.aligned\.u32\s+(\d+)", made.ptx),
-            "loop_spills": loop_spills(made.sass),
-            "ptxas": aot.ptxas_says(made, options=config.ptx_options),
+            "loop_spills": cross_compile.loop_spills(made.sass),
+            "ptxas": cross_compile.ptxas_says(made, options=config.ptx_options),
         }
     print(json.dumps(found))
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 from jfa.workloads import Workload
 from profiling.errors import UserError
@@ -16,7 +16,7 @@ from profiling.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from jfa.config import BackwardConfig, ForwardConfig, HopperForwardConfig
+    from jfa.config import BackwardConfig, Config, ForwardConfig, HopperForwardConfig
     from jfa.impl.triton.launch import Run
     from jfa.instrument import Recorder
     from jfa.schedule import Items
@@ -38,6 +38,8 @@ class Launcher:
     impl: str = "triton"
     roles: tuple[str, ...] = ("cta",)
     """The CTA's warpgroups that record by themselves, in the order of their lanes; without them "cta"."""
+    results: list[torch.Tensor] = field(default_factory=list, compare=False)
+    """What the last run gave: out and lse, or dQ, dK and dV."""
 
 
 def launch(
@@ -92,8 +94,20 @@ def gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def prepare(workload: Workload, schedule: str, direction: str, device: torch.device, impl: str = "auto") -> Launcher:
-    """The kernel that the op would launch for this workload, its table built. UserError: no rows, unknown schedule."""
+def prepare(
+    workload: Workload,
+    schedule: str,
+    direction: str,
+    device: torch.device,
+    impl: str = "auto",
+    *,
+    config: Config | None = None,
+    split: bool = True,
+) -> Launcher:
+    """The kernel that the op would launch for this workload, its table built; ``config``, where given, is not pinned.
+
+    ``split`` False: no sequence is cut. UserError: no rows, unknown schedule, an implementation that cannot run here.
+    """
     from jfa import attention, toolchain, validation
     from jfa.config import backward_config
     from jfa.impl import choice
@@ -123,17 +137,19 @@ def prepare(workload: Workload, schedule: str, direction: str, device: torch.dev
     schedule = AUTO_SCHEDULE if schedule == "auto" else schedule
     capability, size = launch.capability(device), q.element_size()
     forward = choice.forward_kernel(kernel, capability, problem.head_dim, size)
-    forward_as = forward.config
-    split = forward.split(problem, launch.sm_count(device) * forward.ctas_per_sm)
-    items = attention.forward_items(*offsets, problem, forward_as.block_q, schedule, split)
+    forward_as = forward.config if config is None or direction != "forward" else cast("Any", config)
+    ctas_per_sm = getattr(forward_as, "ctas_per_sm", forward.ctas_per_sm)
+    parts = forward.split(problem, launch.sm_count(device) * ctas_per_sm) if split else 0
+    items = attention.forward_items(*offsets, problem, forward_as.block_q, schedule, parts)
+    results: list[torch.Tensor] = []
     if direction == "forward":
 
         def run_forward(recorder: Recorder) -> Run:
             run = launch.Run(schedule, items, recorder)
-            forward.run(q, k, v, *offsets, problem, forward_as, run)
+            results[:] = forward.run(q, k, v, *offsets, problem, forward_as, run)
             return run
 
-        ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, forward.ctas_per_sm)
+        ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, ctas_per_sm)
         return Launcher(
             kernel=forward.kernel,
             direction=direction,
@@ -146,21 +162,31 @@ def prepare(workload: Workload, schedule: str, direction: str, device: torch.dev
             run=run_forward,
             impl=kernel,
             roles=forward.roles,
+            results=results,
         )
     out, lse = forward.run(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
     grad_out = inputs.grad_out.reshape(out.shape)
-    backward_as = backward_config(capability, problem.head_dim, size)
+    backward_as = backward_config(capability, problem.head_dim, size) if config is None else cast("Any", config)
     key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)
 
     def run_backward(recorder: Recorder) -> Run:
         run = launch.Run(schedule, key_items, recorder)
-        backward.backward(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
+        results[:] = backward.backward(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
         return run
 
     heads = problem.heads_kv
     ctas = launch.grid(launch.Run(schedule, key_items), heads, device, backward_as.ctas_per_sm)
     return Launcher(
-        "jfa_backward", direction, schedule, backward_as, backward_as.block_kv, heads, key_items, ctas, run_backward
+        kernel="jfa_backward",
+        direction=direction,
+        schedule=schedule,
+        config=backward_as,
+        block=backward_as.block_kv,
+        heads=heads,
+        items=key_items,
+        ctas=ctas,
+        run=run_backward,
+        results=results,
     )
 
 

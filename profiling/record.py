@@ -55,13 +55,21 @@ def record(
     ):
         if given not in known:
             raise UserError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+    return record_launcher(
+        prepare(workload, schedule, direction, device, impl), workload, device, level, launches, repeats
+    )
+
+
+def record_launcher(
+    launcher: Launcher, workload: Workload, device: torch.device, level: str, launches: int, repeats: int
+) -> Recording:
+    """As :func:`record`, of a kernel that is ready. UserError: level wait of one without roles."""
     from jfa import instrument
 
-    launcher = prepare(workload, schedule, direction, device, impl)
     if level == "wait" and launcher.roles == ("cta",):
         raise UserError(
-            f"level wait: the {launcher.impl} {direction} has no roles that wait for each other; record the forward on "
-            "an sm_90 GPU with impl hopper, or at level tile"
+            f"level wait: the {launcher.impl} {launcher.direction} has no roles that wait for each other; record the "
+            "forward on an sm_90 GPU with impl hopper, or at level tile"
         )
     capacity = _capacity(launcher, workload, level)
 
@@ -83,13 +91,13 @@ def record(
         "gpu": _gpu(device, taken),
         "versions": versions(),
         "kernel": _kernel(launcher, device) | _resources(launcher, recorder()),
-        "workload": workload.metadata(direction),
+        "workload": workload.metadata(launcher.direction),
         "level": level,
         "launches": launches,
         "events": losses(taken),
         "durations": durations,
         "clock": worst_clock(taken),
-        "command": _command(workload, schedule, direction, launcher.impl, level, launches, repeats),
+        "command": _command(workload, launcher, level, launches, repeats),
     }
     columns = partial(_tile_columns, launcher=launcher, workload=workload)
     frames = [rows_of(spans, launcher.roles, level, columns, index) for index, spans in enumerate(taken)]
@@ -221,10 +229,9 @@ def _resources(launcher: Launcher, recorder: Recorder) -> dict[str, Any]:
     return found
 
 
-def _command(
-    workload: Workload, schedule: str, direction: str, impl: str, level: str, launches: int, repeats: int
-) -> str:
+def _command(workload: Workload, launcher: Launcher, level: str, launches: int, repeats: int) -> str:
     return (
-        f"python -m profiling record --workload {workload.name} --schedule {schedule} --direction {direction} "
-        f"--impl {impl} --level {level} --launches {launches} --repeats {repeats}"
+        f"python -m profiling record --workload {workload.name} --schedule {launcher.schedule} "
+        f"--direction {launcher.direction} --impl {launcher.impl} --level {level} --launches {launches} "
+        f"--repeats {repeats}"
     )

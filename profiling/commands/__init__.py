@@ -10,10 +10,12 @@ from typing import Any
 import typer
 
 import profiling
+from profiling.commands.ablate import ablate
 from profiling.commands.advise import advise
 from profiling.commands.bench import bench
 from profiling.commands.compare import compare
 from profiling.commands.demo import demo
+from profiling.commands.diff_report import diff_report
 from profiling.commands.doctor import doctor
 from profiling.commands.export import export
 from profiling.commands.heatmap import heatmap
@@ -28,8 +30,8 @@ from profiling.commands.sweep import sweep
 from profiling.commands.waits import waits
 
 COMMANDS: list[Callable[..., Any]] = [
-    demo, doctor, record, show, waits, schedules, advise, sweep, heatmap, compare, report, export, bench, ncu,
-    ncu_collect, launch,
+    demo, doctor, record, show, waits, schedules, advise, sweep, heatmap, compare, report, export, bench, ablate,
+    diff_report, ncu, ncu_collect, launch,
 ]  # fmt: skip
 
 HELP = """Where does the SM time of an attention kernel over jagged lengths go?

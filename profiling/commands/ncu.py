@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiling.commands import arguments, printing
-from profiling.commands.printing import Column
 from profiling.errors import UserError
 from profiling.text import count
 
 if TYPE_CHECKING:
     from profiling.ncu.analysis import ReportFindings
-    from profiling.ncu.tables import Table
+    from profiling.word_table import Table
 
 SUFFIXES = {"table": ".txt", "md": ".md", "csv": ".csv", "json": ".json", "html": ".html"}
 
@@ -113,9 +112,9 @@ def _print(found: Sequence["ReportFindings"]) -> None:
     printing.warnings(tables.differences(found))
     for findings in found:
         for table in _fitting(tables.overview(findings)):
-            _table(table)
+            printing.words(table)
         for table in formats.detail_tables(findings):
-            _table(table)
+            printing.words(table)
         if more := formats.left_out(findings):
             printing.line(more)
     for note in tables.notes(found):
@@ -139,10 +138,3 @@ def _columns(table: "Table", keep: list[int]) -> "Table":
         rows=[tuple(row[i] for i in keep) for row in table.rows],
         right=tuple(keep.index(i) for i in table.right if i in keep),
     )
-
-
-def _table(table: "Table") -> None:
-    keys = [str(i) for i in range(len(table.headings))]
-    columns = [Column(k, h, right=i in table.right) for i, (k, h) in enumerate(zip(keys, table.headings, strict=True))]
-    rows = [dict(zip(keys, row, strict=True)) for row in table.rows]
-    printing.table(rows, columns, title=table.title, grade=table.grade)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from profiling.recording import Recording
+    from profiling.word_table import Table as WordTable
 
 PIPED_WIDTH = 200
 
@@ -48,6 +49,13 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], *, title
     for row in rows:
         grid.add_row(*(Text(plain(column.show(row[column.key]), 400)) for column in columns))
     console().print(grid)
+
+
+def words(made: "WordTable") -> None:
+    """Print a table of words."""
+    columns = [Column(str(index), heading, right=index in made.right) for index, heading in enumerate(made.headings)]
+    rows = [{str(index): cell for index, cell in enumerate(row)} for row in made.rows]
+    table(rows, columns, title=made.title, grade=made.grade)
 
 
 def line(words: str = "") -> None:

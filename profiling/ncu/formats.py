@@ -11,9 +11,10 @@ from typing import Any
 
 from profiling.ncu import tables
 from profiling.ncu.analysis import KernelFindings, ReportFindings, document
-from profiling.ncu.tables import Table
 from profiling.ncu.words import name_of
 from profiling.text import plain
+from profiling.word_table import Table, escaped
+from profiling.word_table import markdown as table_markdown
 
 FORMATS = ("table", "md", "csv", "json", "html")
 LONGEST = 10_000
@@ -48,32 +49,13 @@ def left_out(findings: ReportFindings) -> str:
 def markdown(found: Sequence[ReportFindings]) -> str:
     """GitHub's Markdown."""
     parts = ["# What limits these kernels\n"]
-    parts += [f"> {_escaped(note)}\n" for note in (*tables.differences(found), *tables.notes(found))]
+    parts += [f"> {escaped(note)}\n" for note in (*tables.differences(found), *tables.notes(found))]
     for findings in found:
-        parts.append(_markdown(tables.overview(findings), 2))
-        parts += [_markdown(table, 3) for table in detail_tables(findings)]
+        parts.append(table_markdown(tables.overview(findings), 2))
+        parts += [table_markdown(table, 3) for table in detail_tables(findings)]
         if more := left_out(findings):
             parts.append(more + "\n")
     return "\n".join(parts)
-
-
-def _markdown(table: Table, level: int) -> str:
-    marks = ["---:" if i in table.right else "---" for i in range(len(table.headings))]
-    lines = [f"{'#' * level} {_escaped(table.title)}", "", _row(table.headings), _row(marks)]
-    lines += [_row([_escaped(cell) for cell in row]) for row in table.rows]
-    return "\n".join(lines) + "\n" + (f"\n*{_escaped(table.grade)}*\n" if table.grade else "")
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _escaped(words: str) -> str:
-    """A stranger's words as one line of Markdown text: no markup, no HTML, no cell border."""
-    line = plain(words, 900)
-    for character in "\\`*_[]<>|#":
-        line = line.replace(character, "\\" + character)
-    return line
 
 
 def comma_separated(found: Sequence[ReportFindings]) -> str:

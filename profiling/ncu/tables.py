@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from profiling.ncu.analysis import KernelFindings, ReportFindings
 from profiling.ncu.attention import LostTensorTime
@@ -15,21 +14,12 @@ from profiling.ncu.summary import KernelSummary, busiest_pipe
 from profiling.ncu.verdict import evidence
 from profiling.ncu.words import SHOWN, name_of, shape, show
 from profiling.text import duration, percent, plain, significant
+from profiling.word_table import Table
 
 TOP_STALLS = 6
 RULE_CHARACTERS = 600
 _LINK = re.compile(r"@(?:url|section|source|sass):(?:[^@:]*:)?([^@:]*)(?::https?:[^@]*)?@")
 MEASURED_NOTE = "measured by ncu, on the GPU named; shares, bandwidths and verdicts: derived from them"
-
-
-class Table(NamedTuple):
-    """A table of words: title, headings, rows, which columns stand to the right, and its grade."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    right: tuple[int, ...] = ()
-    grade: str = ""
 
 
 def overview(findings: ReportFindings) -> Table:

@@ -1,0 +1,171 @@
+"""The switches of a kernel, and the variants that an ablation looks at."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from profiling.errors import UserError
+
+if TYPE_CHECKING:
+    from jfa.config import Config
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One thing that can be otherwise.
+
+    Attributes:
+        name: of a field of the configuration, or ``schedule`` or ``split``.
+        full, other: its value in the full configuration, and the one to compare with.
+        what: what it is, in a few words.
+        extra: the full configuration does without it, so that the ladder does not climb over it.
+    """
+
+    name: str
+    full: Any
+    other: Any
+    what: str
+    extra: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a kernel is launched: everything that a switch can change."""
+
+    impl: str
+    direction: str
+    config: Config
+    schedule: str
+    split: bool = True
+
+    def changed(self, values: dict[str, Any]) -> Setting:
+        """The same with the switches at these values."""
+        fields = {name: value for name, value in values.items() if name not in ("schedule", "split")}
+        config = replace(self.config, **fields) if fields else self.config
+        others = {name: values[name] for name in ("schedule", "split") if name in values}
+        return replace(self, config=config, **others)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One configuration, and what it is compared with.
+
+    Attributes:
+        name: such as "without peel". kind: full, plain, without, with or rung. switch: which differs from ``against``.
+        values: of every switch. against: the name of the variant that its effect is relative to ("" for none).
+    """
+
+    name: str
+    kind: str
+    switch: str
+    values: dict[str, Any] = field(hash=False)
+    against: str = ""
+
+    @property
+    def key(self) -> str:
+        """Equal for variants that are one configuration, which is run once."""
+        return " ".join(f"{name}={value}" for name, value in sorted(self.values.items()))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The variants of one kernel, those of one key first as the earliest says."""
+
+    setting: Setting
+    switches: tuple[Switch, ...]
+    variants: tuple[Variant, ...]
+
+    def settings(self) -> dict[str, Setting]:
+        """key → setting, each once, in the order in which they are run."""
+        return {variant.key: self.setting.changed(variant.values) for variant in self.variants}
+
+    def named(self, name: str) -> Variant:
+        return next(variant for variant in self.variants if variant.name == name)
+
+
+_HOPPER_FORWARD = (
+    ("schedule", "static", "tiles sorted by cost and fetched on demand, against dealt in order"),
+    ("split", False, "sequences longer than a CTA's fair share cut into parts"),
+    ("peel", False, "the block that needs a mask taken out of the loop over keys"),
+    ("early_fetch", False, "the next tile fetched while the current one is loaded"),
+    ("tail", 0, "a product of its own size for a short rest of keys"),
+    ("stages", 1, "buffers of K and V in flight"),
+    ("pingpong", True, "the two compute warpgroups take turns at the tensor cores"),
+)
+_TRITON_FORWARD = (
+    ("schedule", "static", "tiles sorted by cost and fetched on demand, against dealt in order"),
+    ("peel", False, "blocks that need no mask in a loop without one"),
+    ("num_stages", 1, "loads of keys in flight"),
+    ("ctas_per_sm", 2, "CTAs that share an SM"),
+)
+_TRITON_BACKWARD = (
+    ("schedule", "static", "tiles sorted by cost and fetched on demand, against dealt in order"),
+    ("num_stages", 1, "loads of queries in flight"),
+    ("reduce", "atomic", "dQ added up by TMA, against atomic adds"),
+    ("ctas_per_sm", 2, "CTAs that share an SM"),
+)
+_OTHERS = {
+    ("hopper", "forward"): _HOPPER_FORWARD,
+    ("triton", "forward"): _TRITON_FORWARD,
+    ("triton", "backward"): _TRITON_BACKWARD,
+}
+_EXTRA = ("pingpong", "ctas_per_sm")
+"""Whose other value is one more thing, not one less."""
+
+
+def full_setting(
+    impl: str, direction: str, capability: tuple[int, int] | None, head_dim: int, itemsize: int
+) -> Setting:
+    """The pinned configuration. UserError: there is no such kernel."""
+    from jfa.config import backward_config, forward_config, hopper_forward_config
+
+    if (impl, direction) not in _OTHERS:
+        known = ", ".join(" ".join(kernel) for kernel in _OTHERS)
+        raise UserError(f"ablate: there is no {direction} of impl {impl}; there are {known}")
+    if impl == "hopper":
+        return Setting(impl, direction, hopper_forward_config(head_dim), "balanced-dynamic")
+    choose = forward_config if direction == "forward" else backward_config
+    return Setting(impl, direction, choose(capability, head_dim, itemsize), "balanced-dynamic", split=False)
+
+
+def switches_of(full: Setting, names: Sequence[str] = ()) -> tuple[Switch, ...]:
+    """The switches whose other value differs from the full setting's, or those named. UserError: the nearest names."""
+    found = []
+    for name, other, what in _OTHERS[full.impl, full.direction]:
+        value = getattr(full, name) if name in ("schedule", "split") else getattr(full.config, name)
+        if value != other:
+            found.append(Switch(name, value, other, what, name in _EXTRA))
+    known = [switch.name for switch in found]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+            raise UserError(f"--switches: the {full.impl} {full.direction} has none named {name!r}; {hint}")
+    return tuple(switch for switch in found if not names or switch.name in names)
+
+
+def make_plan(full: Setting, names: Sequence[str] = ()) -> Plan:
+    """Full; each switch otherwise alone; plain, each switch alone on it; and the ladder from plain to full."""
+    switches = switches_of(full, names)
+    at_full = {switch.name: switch.full for switch in switches}
+    climbed = [switch for switch in switches if not switch.extra]
+    at_plain = at_full | {switch.name: switch.other for switch in climbed}
+    variants = [Variant("full", "full", "", at_full)]
+    for switch in switches:
+        word = "with" if switch.extra else "without"
+        name = f"{word} {switch.name}" if isinstance(switch.full, bool) else f"{switch.name} {switch.other}"
+        variants.append(Variant(name, "without", switch.name, at_full | {switch.name: switch.other}, "full"))
+    variants.append(Variant("plain", "plain", "", at_plain))
+    for switch in climbed:
+        variants.append(
+            Variant(f"plain + {switch.name}", "with", switch.name, at_plain | {switch.name: switch.full}, "plain")
+        )
+    values, before = dict(at_plain), "plain"
+    for number, switch in enumerate(climbed, start=1):
+        values = values | {switch.name: switch.full}
+        variants.append(Variant(f"rung {number}: + {switch.name}", "rung", switch.name, values, before))
+        before = variants[-1].name
+    return Plan(full, switches, tuple(variants))

@@ -1,0 +1,173 @@
+"""Runs the child process over a plan's variants, minds it, and keeps every event as it comes.
+
+A child that says nothing for ``limit_s`` seconds hangs: it is killed, the variant that it was at fails, and another
+child goes on with the rest. So does one that dies. What was measured stays in ``progress.jsonl``, where a later run
+goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from profiling.ablation.plan import Plan, Setting
+from profiling.errors import UserError
+
+PROGRESS = "progress.jsonl"
+LIMIT_S = 180.0
+"""The first variant of a child pays for its imports and may compile for a minute."""
+
+
+@dataclass
+class Measured:
+    """What is known of each key so far: samples (ms, in the order of the rounds), facts, and why it failed."""
+
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Note one event of the child."""
+        key, kind = event.get("key", ""), event["event"]
+        if kind == "sample":
+            self.samples.setdefault(key, []).append(event["ms"])
+        elif kind == "failed":
+            self.failed[key] = event["why"]
+        elif kind in ("checked", "why"):
+            known = {name: value for name, value in event.items() if name not in ("event", "key")}
+            self.facts.setdefault(key, {}).update(known)
+
+    def missing(self, keys: list[str], rounds: int) -> int:
+        """Rounds that some variant, which has not failed, still lacks."""
+        return max((rounds - len(self.samples.get(key, [])) for key in keys if key not in self.failed), default=0)
+
+
+def described(setting: Setting) -> dict[str, Any]:
+    """A setting as JSON, for the child."""
+    from jfa.config import describe
+
+    return {
+        "impl": setting.impl,
+        "direction": setting.direction,
+        "schedule": setting.schedule,
+        "split": setting.split,
+        "config": describe(setting.config),
+    }
+
+
+def measure(
+    workload: str,
+    plan: Plan,
+    folder: Path,
+    *,
+    rounds: int,
+    device: str = "cuda",
+    why: bool = True,
+    limit_s: float = LIMIT_S,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    child: tuple[str, ...] = ("-m", "profiling.ablation.child"),
+) -> Measured:
+    """Check every variant and time those that are right, ``rounds`` times in turn, going on from ``folder``'s progress.
+
+    An interrupt ends it with what was measured until then, and ``interrupted`` set.
+
+    Raises:
+        UserError: the progress cannot be written (a full disk: what was written stays).
+    """
+    settings = plan.settings()
+    found = read_progress(folder)
+    total = len(settings) * rounds
+    try:
+        with (folder / PROGRESS).open("a", encoding="utf-8") as log:
+            while (left := found.missing(list(settings), rounds)) > 0:
+                request = {
+                    "workload": workload,
+                    "device": device,
+                    "rounds": left,
+                    "why": why,
+                    "variants": {key: described(each) for key, each in settings.items() if key not in found.failed},
+                }
+                for event in _events(request, limit_s, child):
+                    if event["event"] not in ("begin", "end"):
+                        found.take(event)
+                        log.write(json.dumps(event) + "\n")
+                        log.flush()
+                    progress(sum(map(len, found.samples.values())), total)
+    except KeyboardInterrupt:
+        found.interrupted = True
+    except OSError as error:
+        raise UserError(
+            f"{folder / PROGRESS}: cannot be written ({error.strerror or error}); what is there is kept: go on with "
+            "--resume"
+        ) from error
+    return found
+
+
+def read_progress(folder: Path) -> Measured:
+    """What a run before left in the folder; a line cut short by its end is left out."""
+    found = Measured()
+    path = folder / PROGRESS
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                found.take(json.loads(line))
+            except (ValueError, KeyError):
+                continue
+    return found
+
+
+def _events(request: dict[str, Any], limit_s: float, child: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """The events of one child; where it hangs or dies, the failure of the variant that it was at."""
+    with tempfile.TemporaryFile(mode="w+", encoding="utf-8") as said:
+        process = subprocess.Popen(
+            [sys.executable, *child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True
+        )
+        assert process.stdin is not None and process.stdout is not None
+        lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
+        current = ""
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            while True:
+                try:
+                    line = lines.get(timeout=limit_s)
+                except queue.Empty:
+                    yield _failure(current, f"hung: no answer in {limit_s:g} s")
+                    return
+                if line is None:
+                    break
+                if not line.startswith("{"):
+                    continue
+                event = json.loads(line)
+                current = event.get("key", current) if event["event"] == "begin" else current
+                yield event
+                if event["event"] == "end":
+                    return
+            said.seek(0)
+            last = said.read().strip().splitlines()[-1:] or ["nothing on stderr"]
+            yield _failure(current, f"its process died ({process.wait()}): {last[0][:300]}")
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _failure(key: str, why: str) -> dict[str, Any]:
+    if not key:
+        raise UserError(f"ablate: could not begin: {why}")
+    return {"event": "failed", "key": key, "why": why}
+
+
+def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)

@@ -1,0 +1,147 @@
+"""``ablate``: what each optimisation buys."""
+
+import json as jsonlib
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from profiling.commands import arguments, printing
+from profiling.errors import UserError
+
+if TYPE_CHECKING:
+    from profiling.ablation.plan import Plan
+
+RUN = "run.json"
+
+
+def ablate(
+    workload: Annotated[str, typer.Option("--workload", help="A named workload, such as hsp-loguniform.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The report's folder.")],
+    direction: Annotated[str, typer.Option(help=" or ".join(arguments.DIRECTIONS))] = "forward",
+    impl: Annotated[str, typer.Option(help=" or ".join(arguments.IMPLEMENTATIONS))] = "auto",
+    switches: Annotated[
+        list[str] | None, typer.Option("--switches", help="Only this one; may be given again. Default: all.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=3, help="Rounds; in each, every configuration is timed once.")] = 30,
+    arch: Annotated[int, typer.Option(help="Without a GPU: compile for sm_ARCH.")] = 90,
+    why: Annotated[bool, typer.Option("--why/--no-why", help="Record SM time and waits of each too.")] = True,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Only compile, GPU or not.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run in the folder.")] = False,
+    json: arguments.Json = False,
+) -> None:
+    """Say what each optimisation buys, and how sure that is.
+
+    Of the full configuration each switch otherwise alone, of the plain one each alone, and the ladder from the one to
+    the other, timed in turn in one process. A configuration that does not compile, hangs, faults or gives a wrong
+    result is a row that says so. Without a GPU every configuration is compiled, and schedules are replayed.
+
+    \b
+    Examples:
+      python -m profiling ablate --workload hsp-loguniform -o ablation
+      python -m profiling ablate --workload hsp-extreme --direction backward --switches schedule -o extreme --resume
+    """
+    from profiling.ablation import results
+    from profiling.ablation.plan import full_setting, make_plan
+    from profiling.ablation.report import tables, write_report
+
+    arguments.choice(direction, arguments.DIRECTIONS, "direction")
+    arguments.choice(impl, arguments.IMPLEMENTATIONS, "impl")
+    work = arguments.workload(workload)
+    if resume and force:
+        raise UserError("--resume and --force: one goes on, the other begins anew; give one")
+    if find_spec("torch") is None or find_spec("triton") is None:
+        raise UserError(
+            "ablate compiles kernels and needs torch and Triton, which are not installed here: make install"
+        )
+    device, capability = _device(compiled, arch)
+    kernel = _kernel(impl, direction, capability)
+    plan = make_plan(full_setting(kernel, direction, capability, work.head_dim, 2), switches or ())
+    command = f"python -m profiling ablate --workload {workload} --direction {direction} --impl {kernel} -o {output}"
+    _claim(output, plan, workload, device, resume, force)
+    measured, facts, modelled = None, {}, {}
+    environment: dict[str, Any] = {"command": command, "arch": f"sm_{capability[0]}{capability[1]}"}
+    with printing.progress() as bar:
+        task = bar.add_task("configurations", total=None)
+        if device == "cuda":
+            from profiling.ablation.run import measure
+
+            environment |= _environment()
+            measured = measure(
+                workload,
+                plan,
+                output,
+                rounds=repeats,
+                why=why,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        else:
+            from profiling.ablation.compiled import compile_setting, modelled_ms
+
+            settings = plan.settings()
+            for done, (key, setting) in enumerate(settings.items()):
+                bar.update(task, completed=done, total=len(settings))
+                facts[key] = compile_setting(setting, work, 10 * capability[0] + capability[1])
+            modelled = modelled_ms(plan, work)
+    document = results.assemble(plan, workload, measured, facts, modelled, environment)
+    page = write_report(document, output, measured)
+    if json:
+        printing.document(document)
+        return
+    for table in tables(document)[1:]:
+        printing.words(table)
+    printing.line(f"report: {page}")
+
+
+def _device(compiled: bool, arch: int) -> tuple[str, tuple[int, int]]:
+    import torch
+
+    if torch.cuda.is_available() and not compiled:
+        return "cuda", torch.cuda.get_device_capability()
+    if arch < 80 or arch > 130:
+        raise UserError(f"--arch {arch}: expected the number of an architecture from 80 on, such as 90 or 100")
+    return "none", divmod(arch, 10)
+
+
+def _kernel(impl: str, direction: str, capability: tuple[int, int]) -> str:
+    from jfa.impl import choice
+
+    if impl != "auto":
+        return impl
+    return "hopper" if direction == "forward" and capability[0] == 9 and choice.has_tlx() else "triton"
+
+
+def _environment() -> dict[str, Any]:
+    import torch
+
+    from profiling.versions import versions
+
+    return {"gpu": torch.cuda.get_device_name(), **versions()}
+
+
+def _claim(folder: Path, plan: "Plan", workload: str, device: str, resume: bool, force: bool) -> None:
+    """Take the folder: new or empty, or of the same run with --resume, or of any run with --force."""
+    from profiling.ablation.run import PROGRESS, described
+    from profiling.page import write
+
+    arguments.output_folder(folder)
+    settings = {key: described(setting) for key, setting in plan.settings().items()}
+    asked = {"tool": "ablate", "workload": workload, "device": device, "variants": settings}
+    mark = folder / RUN
+    entries = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    if entries and not mark.exists():
+        raise UserError(f"-o {folder}: holds {entries[0]}, which no ablation made; give a new or empty folder")
+    if entries and force:
+        shutil.rmtree(folder)
+    elif entries and resume:
+        if jsonlib.loads(mark.read_text(encoding="utf-8")) != jsonlib.loads(jsonlib.dumps(asked)):
+            raise UserError(f"-o {folder}: holds another run (other switches, workload or kernel); give a new folder")
+    elif entries:
+        found = (folder / PROGRESS).exists()
+        hint = "--resume to go on with it, or --force to replace it" if found else "--force to replace it"
+        raise UserError(f"-o {folder}: holds a run already; give {hint}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write(mark, jsonlib.dumps(asked, indent=1) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -242,8 +243,6 @@ def test_without_a_gpu_everything_is_compiled_and_schedules_modelled(tmp_path, c
     command = ["ablate", "--workload", "hsp-extreme", "--impl", "triton", "--switches", "schedule"]
     folder = tmp_path / "run"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    import subprocess
-
     done = subprocess.run(
         [sys.executable, "-m", "profiling", *command, "-o", str(folder)],
         env=environment,

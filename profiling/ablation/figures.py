@@ -57,7 +57,7 @@ def tornado(document: Mapping[str, Any], notes: Sequence[str] = ()) -> go.Figure
     ]
     figure = go.Figure(
         go.Bar(
-            y=[for_plotly(row["name"]) for row in rows],
+            y=[f"{for_plotly(row['name'])}: {row['effect']['words'].split(' (')[0]}" for row in rows],
             x=changes,
             orientation="h",
             marker={"color": colours},
@@ -65,16 +65,16 @@ def tornado(document: Mapping[str, Any], notes: Sequence[str] = ()) -> go.Figure
                 "type": "data", "symmetric": False, "array": [up for up, _ in spans],
                 "arrayminus": [down for _, down in spans], "thickness": 1.2, "color": theme.INK,
             },
-            text=[row["effect"]["words"].split(" (")[0] for row in rows],
-            textposition="auto",
-            hovertemplate="%{y}: %{x:+.2f} %<extra></extra>",
+            hovertemplate="%{y}<br>%{x:+.2f} %<extra></extra>",
         )
     )  # fmt: skip
     figure.add_vline(x=0, line={"color": theme.INK, "width": 1})
     figure.update_xaxes(title_text="time against the full configuration (%): right is slower; whiskers: 95 % interval")
     figure.update_yaxes(title_text="one switch otherwise")
     worst = rows[-1]
-    title = f"{for_plotly(worst['switch'])} buys most: without it {for_plotly(worst['effect']['words'].split(' (')[0])}"
+    title = (
+        f"{for_plotly(worst['switch'])} buys most: otherwise {for_plotly(worst['effect']['words'].split(' (')[0])} time"
+    )
     if not worst["effect"]["differs"] or worst["effect"]["change"] <= 0:
         title = "No switch makes a difference"
     grades = " and ".join(dict.fromkeys(row["effect"]["grade"] for row in rows))

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from jfa import schedule as schedules
-from jfa.config import backward_config
+from jfa.config import backward_config, dq_config
 from jfa.schedule import Items, Lengths, TileTable
 from jfa.validation import Problem, check_kernel_limits, check_values, validate
 
 if TYPE_CHECKING:
     from jfa.impl.choice import Forward
+    from jfa.impl.triton.dq import FixedOrder
     from jfa.impl.triton.launch import Run
 
 # As Triton reads it, and before Triton is imported.
@@ -62,8 +63,8 @@ def jagged_attention(
             is right = 0.
         return_lse: also return the log of the softmax's denominator, float32 (H, rows of the output), −inf where a
             row sees nothing. It is differentiable.
-        deterministic: insist on bitwise repeatable gradients; the reference's are, the Triton kernels' dQ is not, and
-            they refuse.
+        deterministic: bitwise repeatable gradients. The kernels' dK, dV and outputs are so anyway; dQ then comes from
+            a kernel of its own, which adds up in one order and does two of the backward's five products again.
         impl: "reference" (eager, any dtype up to float64, on any device); "triton", plain Triton, on CUDA devices and
             in its interpreter; "hopper", whose forward is written for sm_90 (bfloat16, float16) and whose backward is
             triton's; or "auto": hopper where it runs, triton on other CUDA devices and in the interpreter, the
@@ -85,11 +86,6 @@ def jagged_attention(
         out, lse = _reference(q, k, v, kv_offsets, q_offsets, problem)
         return (out, lse) if return_lse else out
     check_kernel_limits(q.dtype, problem.head_dim, impl)
-    if deterministic:
-        raise ValueError(
-            "deterministic=True: the Triton kernels add dQ up in the order in which tiles end; "
-            "pass deterministic=False, or impl='reference'"
-        )
     _check_device(f"impl={impl!r}", q)
     table = schedule if isinstance(schedule, TileTable) else None
     if table is not None:
@@ -112,6 +108,7 @@ def jagged_attention(
         problem.scale,
         problem.window_left,
         problem.window_right,
+        deterministic,
     )
     if problem.broadcast_q:
         out = out.view(problem.batch, problem.q_len, problem.heads, problem.head_dim)
@@ -334,6 +331,16 @@ def _positive_scale(q: Tensor, problem: Problem) -> tuple[Tensor, Problem]:
     return (q, problem) if problem.scale >= 0 else (-q, replace(problem, scale=-problem.scale))
 
 
+def _fixed_order(offsets: tuple[Tensor, Tensor | None], problem: Problem, q: Tensor) -> FixedOrder:
+    """How dQ is added up in one order; with the table of its blocks, where queries are jagged."""
+    from jfa.impl.triton import launch
+    from jfa.impl.triton.dq import FixedOrder
+
+    config = dq_config(launch.capability(q.device), problem.head_dim, q.element_size())
+    empty = problem.broadcast_q or problem.total_q == 0 or problem.total_kv == 0
+    return FixedOrder(config, None if empty else forward_items(*offsets, problem, config.block_q, "static"))
+
+
 def _run(schedule: str, pairs: Tensor | None, counts: Tensor | None, split: int, build: Callable[[], Items]) -> Run:
     """The planned table, where there is one; else one built for this launch alone."""
     from jfa.impl.triton.launch import Run
@@ -362,6 +369,7 @@ def _forward_op(
     scale: float,
     window_left: int,
     window_right: int,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
     offsets = (kv_offsets, q_offsets)
     problem = _problem(q, k, *offsets, max_q_len, max_kv_len, scale, window_left, window_right)
@@ -408,6 +416,7 @@ def _backward_op(
     scale: float,
     window_left: int,
     window_right: int,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from jfa.impl.triton import backward, launch
 
@@ -416,8 +425,11 @@ def _backward_op(
     config = backward_config(launch.capability(q.device), problem.head_dim, q.element_size())
     with _device_of(q):
         run = _run(schedule, pairs, counts, 0, lambda: backward_items(*offsets, problem, config.block_kv, schedule))
+        order = _fixed_order(offsets, problem, q) if deterministic else None
         signed_q, problem = _positive_scale(q, problem)
-        dq, dk, dv = backward.backward(grad_out, grad_lse, signed_q, k, v, out, lse, *offsets, problem, config, run)
+        dq, dk, dv = backward.backward(
+            grad_out, grad_lse, signed_q, k, v, out, lse, *offsets, problem, config, run, order
+        )
     return (dq if signed_q is q else -dq), dk, dv
 
 
@@ -441,7 +453,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, out, lse, kv_offsets, q_offsets, pairs, counts = ctx.saved_tensors
     if grad_out is None and grad_lse is None:
-        return (None,) * 17
+        return (None,) * 18
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     if grad_lse is not None:
@@ -452,7 +464,7 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
         grads = torch.ops.jfa.backward(
             grad_out, grad_lse, q, k, v, out, lse, kv_offsets, q_offsets, pairs, counts, *ctx.rest
         )
-    return (*grads, *(None,) * 14)
+    return (*grads, *(None,) * 15)
 
 
 _forward_op.register_autograd(_differentiate, setup_context=_save_for_backward)

@@ -154,6 +154,44 @@ def compile_backward(
     return compile_kernel(jitted or backward.jfa_backward, signature, constants, arch, num_warps=config.num_warps)
 
 
+def compile_dq(
+    config: BackwardConfig,
+    arch: int = 90,
+    *,
+    dim: int = 128,
+    level: int = 0,
+    broadcast: bool = True,
+    causal: bool = False,
+) -> Compiled:
+    """dQ in a fixed order as the op launches it, for bfloat16; it has no recorder, whatever the ``level``."""
+    from jfa.impl.triton import dq
+
+    signature: dict[str, Any] = {
+        "q_desc": _descriptor(config.block_q, dim),
+        "k_desc": _descriptor(config.block_kv, dim),
+        "v_desc": _descriptor(config.block_kv, dim),
+        "do_desc": _descriptor(config.block_q, dim),
+        "partial" if broadcast else "grad_q": "*fp32" if broadcast else "*bf16",
+        **dict.fromkeys(("lse", "delta"), "*fp32"),
+        **dict.fromkeys(("q_offsets", "kv_offsets", "pairs", "counts"), "*i32"),
+        **dict.fromkeys(("batch_count", "heads", "q_len", "total_q", "before", "after"), "i32"),
+        **dict.fromkeys(("score_scale", "scale"), "fp32"),
+    }
+    constants: dict[str, Any] = {
+        "group": 1,
+        "HAS_BEFORE": False,
+        "HAS_AFTER": causal,
+        "BLOCK_Q": config.block_q,
+        "BLOCK_KV": config.block_kv,
+        "DIM": dim,
+        "STAGES": config.num_stages,
+        "PRECISION": "tf32",
+    }
+    kernel = dq.jfa_dq_shared if broadcast else dq.jfa_dq
+    own = {name: kind for name, kind in signature.items() if name in kernel.arg_names}
+    return compile_kernel(kernel, own, constants, arch, num_warps=config.num_warps)
+
+
 def compile_hopper_forward(
     config: HopperForwardConfig,
     arch: int = 90,

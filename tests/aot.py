@@ -10,6 +10,7 @@ import triton
 from jfa.config import HopperBackwardConfig, HopperResidentConfig
 from profiling.cross_compile import (
     compile_backward,
+    compile_dq,
     compile_forward,
     compile_hopper_backward,
     compile_hopper_forward,
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> None:
     import hashlib
     import json
 
-    from jfa.config import backward_config, forward_config, hopper_forward_config
+    from jfa.config import backward_config, dq_config, forward_config, hopper_forward_config
 
     if "emptied" in arguments:
         _empty_recorder()
@@ -71,6 +72,7 @@ def main(arguments: list[str]) -> None:
                 for name, compile_one, choose in (
                     ("forward", compile_forward, forward_config),
                     ("backward", compile_backward, backward_config),
+                    ("dq", compile_dq, dq_config),
                     (
                         "hopper-forward",
                         compile_hopper_forward,

@@ -14,6 +14,8 @@ from tolerance import assert_close_to_reference, assert_results_close, reference
 
 from jfa import config, jagged_attention  # noqa: E402
 from jfa.reference import attention  # noqa: E402
+from jfa.schedule import SCHEDULES  # noqa: E402
+from jfa.validation import validate  # noqa: E402
 
 on_each_device = pytest.mark.parametrize("device", DEVICES)
 HALVES = [torch.float16, torch.bfloat16]
@@ -223,14 +225,32 @@ def test_negative_scale(device):
 
 
 @on_each_device
-def test_the_reference_is_deterministic_and_the_kernels_say_that_they_are_not(device):
-    inputs = CASES["gqa-4-1"].inputs(device, grad=True)
-    arguments = inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets
-    with pytest.raises(ValueError, match="^deterministic=True: .* impl='reference'"):
-        jagged_attention(*arguments, impl="triton", deterministic=True)
-    runs = []
-    for _ in range(2):
-        out = jagged_attention(*arguments, impl="reference", deterministic=True)
-        runs.append(torch.autograd.grad(out, arguments[:3], inputs.grad_out))
-    for first, second in zip(*runs, strict=True):
-        assert torch.equal(first, second)
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+@pytest.mark.parametrize("name", ["gqa-4-1", "broadcast", "window-both"])
+def test_deterministic_gradients_repeat_bit_for_bit(name, impl, device):
+    inputs = CASES[name].inputs(device, torch.float32 if device == "cpu" else torch.bfloat16, grad=True)
+    options = {"impl": impl, "deterministic": True, **CASES[name].options}
+    runs = [attend(inputs, grads=True, schedule=schedule, **options) for schedule in (*SCHEDULES, "auto", "auto")]
+    for run in runs[1:]:
+        for part in ("out", "lse", "dq", "dk", "dv"):
+            assert torch.equal(getattr(run, part), getattr(runs[0], part)), part
+
+
+@on_each_device
+@pytest.mark.parametrize("name", CASES)
+def test_deterministic_gradients_are_right(name, device):
+    inputs = CASES[name].inputs(device, grad=True)
+    results = attend(inputs, grads=True, deterministic=True, **CASES[name].options)
+    assert_results_close(results, inputs, **CASES[name].bounds)
+
+
+@on_each_device
+def test_a_shared_q_over_more_sequences_than_chunks(device, monkeypatch):
+    """Chunks of several sequences, empty ones at their ends, and one that holds nearly all keys."""
+    from jfa.impl.triton import dq
+
+    monkeypatch.setattr(dq, "PROGRAMS", 8)
+    case = Case(q_len=40, kv_lens=(0, 0, 3, 500, 0, 1, 2, 0, 70, 0), heads=2, heads_kv=1)
+    inputs = case.inputs(device, grad=True)
+    assert dq.chunks_of(validate(inputs.q, inputs.k, inputs.v, inputs.kv_offsets), 64) == 4
+    assert_results_close(attend(inputs, grads=True, deterministic=True), inputs)

@@ -39,7 +39,7 @@ def test_a_recorder_that_is_off_leaves_no_instruction() -> None:
     """SASS of level off is that of the kernel with the recorder's functions emptied; level tile's is not."""
     off = compiled("0", "sm_90", "sm_100", "d128")
     emptied = compiled("emptied", "0", "sm_90", "sm_100", "d128")
-    assert len(off) == 7
+    assert len(off) == 9
     assert {key: fact["sass"] for key, fact in off.items()} == {key: fact["sass"] for key, fact in emptied.items()}
     recording = compiled("2", "sm_90", "d128")
     for direction in ("forward", "backward", "hopper-forward", "hopper-backward", "hopper-resident"):

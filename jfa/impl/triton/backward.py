@@ -6,6 +6,8 @@ the batch by the same additions, and rounded once at the end.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from jfa import instrument, lanes, schedule
 from jfa.config import BackwardConfig
-from jfa.impl.triton import launch, primitives
+from jfa.impl.triton import dq, launch, primitives
 from jfa.validation import Problem
 
 _LOG2_E = tl.constexpr(launch.LOG2_E)
@@ -119,11 +121,12 @@ def _walk(
         dp = tl.dot(v, do.T, input_precision=PRECISION)
         ds = (p * (dp - row_delta[None, :])).to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
-        values = tl.dot(ds.T, k, input_precision=PRECISION)
-        if MASK and REDUCE == "tma":
-            # TMA adds whole blocks, into the next sequence's rows too: zeros, not a zero weight times a key's NaN.
-            values = tl.where((queries < q_len)[:, None], values, 0.0)
-        _add_dq(dq, values, q_row + start, column, q_len - start, REDUCE, BLOCK_Q, DIM)
+        if REDUCE != "none":
+            values = tl.dot(ds.T, k, input_precision=PRECISION)
+            if MASK and REDUCE == "tma":
+                # TMA adds whole blocks, into the next sequence's rows too: zeros, not a zero weight times a key's NaN.
+                values = tl.where((queries < q_len)[:, None], values, 0.0)
+            _add_dq(dq, values, q_row + start, column, q_len - start, REDUCE, BLOCK_Q, DIM)
     return dk, dv
 
 
@@ -268,7 +271,8 @@ def jfa_backward(
 ):
     """Persistent over the table of key blocks; ``before`` and ``after`` are the window as keys see queries.
 
-    dq: float32 sum of dQ / scale, a descriptor (``REDUCE`` = tma) or (pointer, row stride); dk, dv: contiguous
+    dq: float32 sum of dQ / scale, a descriptor (``REDUCE`` = tma) or (pointer, row stride); none with ``REDUCE`` none,
+    where dQ is another kernel's. dk, dv: contiguous
     (total_kv, H_kv, D), written for every row; lse, delta: float32 (H, total_q).
     """
     own = tl.program_id(0)
@@ -334,13 +338,18 @@ def backward(
     problem: Problem,
     config: BackwardConfig,
     run: launch.Run,
+    fixed_order: dq.FixedOrder | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv in the shapes and dtype of q, k and v. grad_out and out: (total_q, H, D); lse: (H, total_q)."""
+    """dq, dk and dv in the shapes and dtype of q, k and v. grad_out and out: (total_q, H, D); lse: (H, total_q).
+
+    ``fixed_order``: dQ by a kernel of its own that adds up in one order, bitwise repeatable.
+    """
     heads, heads_kv, dim = problem.heads, problem.heads_kv, problem.head_dim
     dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
     if problem.total_q == 0 or problem.total_kv == 0:
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device), dk.zero_(), dv.zero_()
-    dq_sum = torch.zeros((q.shape[0], heads, dim), dtype=torch.float32, device=q.device)
+    reduce = "none" if fixed_order else config.reduce
+    dq_sum = None if fixed_order else torch.zeros((q.shape[0], heads, dim), dtype=torch.float32, device=q.device)
     grad_out = launch.as_rows(grad_out)
     delta = torch.empty_like(lse)
     rows = 128
@@ -356,7 +365,7 @@ def backward(
             launch.descriptor(launch.as_rows(k), config.block_kv),
             launch.descriptor(launch.as_rows(v), config.block_kv),
             launch.descriptor(grad_out, config.block_q),
-            launch.descriptor(dq_sum, config.block_q) if config.reduce == "tma" else (dq_sum, heads * dim),
+            _dq_target(dq_sum, config),
             dk,
             dv,
             lse,
@@ -387,12 +396,22 @@ def backward(
             STAGES=config.num_stages,
             DEAL=schedule.deal(run.schedule),
             PRECISION=launch.precision(q),
-            REDUCE=config.reduce,
+            REDUCE=reduce,
             LEVEL=run.recorder.number,
             num_warps=config.num_warps,
         )
     run.compiled.append(compiled)
-    return rounded(dq_sum, q.dtype, problem.scale, run, facts), dk, dv
+    if dq_sum is not None:
+        return rounded(dq_sum, q.dtype, problem.scale, run, facts), dk, dv
+    assert fixed_order is not None
+    return dq.grad_q(grad_out, q, k, v, lse, delta, kv_offsets, q_offsets, problem, fixed_order, run.schedule), dk, dv
+
+
+def _dq_target(dq_sum: Tensor | None, config: BackwardConfig) -> Any:
+    """Where the kernel adds dQ up: nowhere, by TMA, or by atomic adds."""
+    if dq_sum is None:
+        return None
+    return launch.descriptor(dq_sum, config.block_q) if config.reduce == "tma" else (dq_sum, dq_sum.stride(0))
 
 
 def rounded(total: Tensor, dtype: torch.dtype, scale: float, run: launch.Run, facts: dict[str, int]) -> Tensor:

@@ -21,7 +21,7 @@ def forget_compiled_code():
     torch.compiler.reset()
 
 
-def operator_arguments(case, inputs, table=None):
+def operator_arguments(case, inputs, table=None, deterministic=False):
     """The positional arguments of torch.ops.jfa.forward for a case."""
     problem_bounds = case.bounds
     tables = (None,) * 4
@@ -37,6 +37,7 @@ def operator_arguments(case, inputs, table=None):
         0.125,
         problem_bounds["window_left"],
         problem_bounds["window_right"],
+        deterministic,
     )
 
 
@@ -57,12 +58,13 @@ def test_opcheck(name, planned, device):
     torch.library.opcheck(torch.ops.jfa.forward.default, operator_arguments(case, inputs, table))
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", SMALL)
-def test_opcheck_backward(name, device):
+def test_opcheck_backward(name, deterministic, device):
     case = SMALL[name]
     inputs = case.inputs(device)
     results = attend(inputs, **case.options)
-    arguments = operator_arguments(case, inputs)
+    arguments = operator_arguments(case, inputs, deterministic=deterministic)
     out = results.out.flatten(0, 1) if case.broadcast else results.out
     grad_out = inputs.grad_out.view_as(out)
     for grad_lse in (None, torch.ones_like(results.lse)):

@@ -67,7 +67,8 @@ def jagged_attention(
             a kernel of its own, which adds up in one order and does two of the backward's five products again.
         impl: "reference" (eager, any dtype up to float64, on any device); "triton", plain Triton, on CUDA devices and
             in its interpreter; "hopper", whose forward is written for sm_90 (bfloat16, float16) and whose backward is
-            triton's; or "auto": hopper where it runs, triton on other CUDA devices and in the interpreter, the
+            triton's; "hopper-autotune", the same by trial: its first call on lengths of a kind times a few
+            configurations; or "auto": hopper where it runs, triton on other CUDA devices and in the interpreter, the
             reference elsewhere.
         schedule: how tiles meet SMs: "grid", "static", "balanced", "dynamic", "balanced-dynamic", "auto" (the last),
             or a table made by :func:`plan`, which saves building one in every call. The reference has no tiles and
@@ -265,7 +266,7 @@ def _check_table(table: TileTable, problem: Problem, q: Tensor) -> None:
 
 
 def _kernel(impl: str, q: Tensor) -> str:
-    """The kernel that serves q: "triton" or "hopper"."""
+    """The kernel that serves q: "triton", "hopper" or "hopper-autotune"."""
     from jfa.impl.choice import resolve
     from jfa.impl.triton import launch
 

@@ -15,7 +15,7 @@ import torch
 from jfa.schedule import SCHEDULES as _SCHEDULES
 from jfa.schedule import TileTable
 
-IMPLS = ("auto", "reference", "triton", "hopper")
+IMPLS = ("auto", "reference", "triton", "hopper", "hopper-autotune")
 SCHEDULES = ("auto", *_SCHEDULES)
 KERNEL_HEAD_DIMS = (64, 128)
 HOPPER_DTYPES = (torch.bfloat16, torch.float16)
@@ -87,7 +87,7 @@ def validate(
     rows, total_kv = q.shape[0], k.shape[0]
     _check_name("impl", impl, IMPLS)
     _check_schedule(schedule)
-    if impl in ("triton", "hopper"):
+    if impl in ("triton", "hopper", "hopper-autotune"):
         check_kernel_limits(q.dtype, q.shape[2], impl)
     return Problem(
         broadcast_q=q_offsets is None,
@@ -108,7 +108,7 @@ def validate(
 
 def check_kernel_limits(dtype: torch.dtype, head_dim: int, impl: str) -> None:
     """Raise if no kernel that ``impl`` may pick serves this dtype or head dimension; the reference serves more."""
-    dtypes = HOPPER_DTYPES if impl == "hopper" else KERNEL_DTYPES
+    dtypes = HOPPER_DTYPES if impl.startswith("hopper") else KERNEL_DTYPES
     if dtype not in dtypes:
         raise TypeError(
             f"q is {dtype}, which impl={impl!r} does not support: expected one of {_listed(dtypes)}; "

@@ -29,7 +29,7 @@ from test_tables import side  # noqa: E402
 from jfa.config import HopperBackwardConfig, HopperForwardConfig, HopperResidentConfig, hopper_forward_config  # noqa: E402
 from jfa.impl.hopper import backward as hopper_backward  # noqa: E402
 from jfa.impl.hopper import forward as hopper  # noqa: E402
-from jfa.impl.hopper import merge, primitives, resident  # noqa: E402
+from jfa.impl.hopper import merge, primitives, resident, tune  # noqa: E402
 from jfa.impl.triton import launch, tables  # noqa: E402
 from jfa.schedule import PART_SHIFT, Lengths  # noqa: E402
 from jfa.validation import Problem  # noqa: E402
@@ -163,6 +163,36 @@ def problem(q_len: int, kv_lens: list[int], heads: int = 2, **changes) -> Proble
         "max_kv_len": max(kv_lens, default=0), "scale": 1.0, "window_left": -1, "window_right": -1,
     }  # fmt: skip
     return Problem(**{**base, **changes})
+
+
+class TestTrial:
+    """hopper-autotune: which configuration it chooses."""
+
+    def test_the_quickest_is_chosen_and_what_fails_is_out(self):
+        configs = tune.candidates(hopper_forward_config(128))
+        assert configs[0] == hopper_forward_config(128) and len(set(configs)) == len(configs) == 5
+        assert {(config.block_q, config.block_kv) for config in configs} == {(128, 128)}
+        speed = {config: 10.0 - place for place, config in enumerate(configs)}
+        now = []
+
+        def attempt(config):
+            if config is configs[-1]:
+                raise RuntimeError("does not compile")
+            now.append(config)
+
+        def clock(run):
+            run()
+            return speed[now[-1]]
+
+        assert tune.quickest(configs, attempt, clock) is configs[-2]
+        with pytest.raises(RuntimeError):
+            tune.quickest(configs[-1:], attempt, clock)
+
+    def test_lengths_of_another_kind_are_tried_anew(self):
+        q = torch.zeros(1, 2, 64, dtype=torch.bfloat16)
+        kinds = {tune.regime(q, problem(64, lens), 0) for lens in ([100, 120], [110, 90], [4000, 4000])}
+        assert len(kinds) == 2
+        assert tune.regime(q, problem(64, [100], window_right=0), 0) != tune.regime(q, problem(64, [100]), 0)
 
 
 class TestSplit:

@@ -122,6 +122,15 @@ class TestOnTheGpu:
         with pytest.raises(TypeError, match="float32, which impl='hopper' does not support"):
             attend(single, impl="hopper")
 
+    def test_a_configuration_by_trial_gives_the_same(self):
+        from jfa.impl.hopper import tune
+
+        tune._chosen.clear()
+        inputs = RESTS.inputs("cuda", torch.bfloat16)
+        for _ in range(2):
+            assert_results_close(attend(inputs, impl="hopper-autotune"), inputs)
+        assert len(tune._chosen) == 1
+
     def test_gradients_come_from_its_output(self):
         case = dataclasses.replace(RESTS, heads=2, heads_kv=1)
         inputs = case.inputs("cuda", torch.bfloat16, grad=True)

@@ -51,19 +51,20 @@ def resolve(impl: str, capability: tuple[int, int] | None, dtype: torch.dtype) -
     fits = capability is not None and capability[0] == HOPPER[0] and has_tlx()
     if impl == "auto":
         return "hopper" if fits and dtype in HOPPER_DTYPES else "triton"
-    if impl == "hopper" and not fits:
+    if impl.startswith("hopper") and not fits:
         where = "Triton's interpreter" if capability is None else f"sm_{capability[0]}{capability[1]}"
         raise ValueError(
-            f"impl='hopper' needs an sm_90 GPU and a Triton with TLX (fbtriton), this is {where}"
+            f"impl={impl!r} needs an sm_90 GPU and a Triton with TLX (fbtriton), this is {where}"
             f"{'' if has_tlx() else ' without TLX'}; pass impl='auto' or impl='triton'"
         )
     return impl
 
 
 def forward_kernel(impl: str, capability: tuple[int, int] | None, head_dim: int, itemsize: int) -> Forward:
-    """The forward called ``impl`` ("triton" or "hopper") as configured for an architecture."""
-    if impl == "hopper":
+    """The forward called ``impl`` ("triton", "hopper", "hopper-autotune") as configured for an architecture."""
+    if impl.startswith("hopper"):
         from jfa.impl.hopper import forward as hopper
+        from jfa.impl.hopper import tune
 
         pinned = hopper_forward_config(head_dim)
         name = hopper.jfa_forward_hopper.__name__
@@ -71,7 +72,8 @@ def forward_kernel(impl: str, capability: tuple[int, int] | None, head_dim: int,
         def split(problem: Problem, ctas: int) -> int:
             return hopper.split_for(problem, pinned, ctas)
 
-        return Forward(impl, name, pinned, hopper.forward, split, 1, hopper.ROLES)
+        run = tune.forward if impl == "hopper-autotune" else hopper.forward
+        return Forward(impl, name, pinned, run, split, 1, hopper.ROLES)
     from jfa.impl.triton import forward
 
     config = forward_config(capability, head_dim, itemsize)

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from jfa import schedule as schedules
-from jfa.config import backward_config, dq_config
+from jfa.config import dq_config
 from jfa.schedule import Items, Lengths, TileTable
 from jfa.validation import Problem, check_kernel_limits, check_values, validate
 
 if TYPE_CHECKING:
-    from jfa.impl.choice import Forward
+    from jfa.impl.choice import Backward, Forward
     from jfa.impl.triton.dq import FixedOrder
     from jfa.impl.triton.launch import Run
 
@@ -66,10 +66,10 @@ def jagged_attention(
         deterministic: bitwise repeatable gradients. The kernels' dK, dV and outputs are so anyway; dQ then comes from
             a kernel of its own, which adds up in one order and does two of the backward's five products again.
         impl: "reference" (eager, any dtype up to float64, on any device); "triton", plain Triton, on CUDA devices and
-            in its interpreter; "hopper", whose forward is written for sm_90 (bfloat16, float16) and whose backward is
-            triton's; "hopper-autotune", the same by trial: its first call on lengths of a kind times a few
-            configurations; or "auto": hopper where it runs, triton on other CUDA devices and in the interpreter, the
-            reference elsewhere.
+            in its interpreter; "hopper", kernels for sm_90 (bfloat16, float16), triton's backward where
+            deterministic; "hopper-autotune", the same with the forward by trial: its first call on lengths of a kind
+            times a few configurations; or "auto": hopper where it runs, triton on other CUDA devices and in the
+            interpreter, the reference elsewhere.
         schedule: how tiles meet SMs: "grid", "static", "balanced", "dynamic", "balanced-dynamic", "auto" (the last),
             or a table made by :func:`plan`, which saves building one in every call. The reference has no tiles and
             ignores it.
@@ -126,13 +126,15 @@ def plan(
     max_kv_len: int | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
+    deterministic: bool = False,
     impl: str = "auto",
     schedule: str = "auto",
 ) -> TileTable:
     """The tile tables of a batch, for the ``schedule`` argument of every call on the same lengths.
 
     ``q`` and ``k`` only lend their shapes, dtype and device. Nothing is read back from the device. The table serves
-    any tensors of that head dimension, dtype and number of rows, with the same ``causal``, ``window`` and ``impl``.
+    any tensors of that head dimension, dtype and number of rows, with the same ``causal``, ``window``,
+    ``deterministic`` and ``impl``.
     """
     if not isinstance(schedule, str):
         raise TypeError(f"schedule must be the name of one to plan: got {type(schedule).__name__}")
@@ -146,7 +148,8 @@ def plan(
     kv_offsets = kv_offsets.contiguous()
     q_offsets = None if q_offsets is None else q_offsets.contiguous()
     name = _schedule_name(schedule)
-    block_q, block_kv, split = _blocks(q, problem, _forward_kernel(_kernel(impl, q), q))
+    kernel = _kernel(impl, q)
+    block_q, block_kv, split = _blocks(q, problem, _forward_kernel(kernel, q), kernel, deterministic)
     with _device_of(q):
         forward = forward_items(kv_offsets, q_offsets, problem, block_q, name, split)
         backward = backward_items(kv_offsets, q_offsets, problem, block_kv, name)
@@ -280,13 +283,20 @@ def _forward_kernel(impl: str, q: Tensor) -> Forward:
     return forward_kernel(impl, launch.capability(q.device), q.shape[2], q.element_size())
 
 
-def _blocks(q: Tensor, problem: Problem, forward: Forward) -> tuple[int, int, int]:
+def _backward_kernel(impl: str, q: Tensor, problem: Problem, deterministic: bool) -> Backward:
+    from jfa.impl.choice import backward_kernel
+    from jfa.impl.triton import launch
+
+    return backward_kernel(impl, launch.capability(q.device), problem, q.element_size(), deterministic)
+
+
+def _blocks(q: Tensor, problem: Problem, forward: Forward, impl: str, deterministic: bool) -> tuple[int, int, int]:
     """Rows of the forward's and of the backward's tiles, and from how many keys on the forward cuts a sequence."""
     from jfa.impl.triton import launch
 
-    backward = backward_config(launch.capability(q.device), q.shape[2], q.element_size())
+    backward = _backward_kernel(impl, q, problem, deterministic)
     split = forward.split(problem, launch.sm_count(q.device) * forward.ctas_per_sm)
-    return forward.config.block_q, backward.block_kv, split
+    return forward.config.block_q, backward.config.block_kv, split
 
 
 def _check_blocks(planned: list[int], used: tuple[int, int, int]) -> None:
@@ -294,7 +304,8 @@ def _check_blocks(planned: list[int], used: tuple[int, int, int]) -> None:
         words = "blocks of {} queries and {} keys, sequences cut every {} keys (0: uncut)"
         raise ValueError(
             f"schedule: the table was planned for {words.format(*planned)}, this call uses {words.format(*used)}; make "
-            "it with this call's impl, max_q_len and max_kv_len, and a q of its dtype, head dimension and device"
+            "it with this call's impl, deterministic, max_q_len and max_kv_len, and a q of its dtype, head dimension "
+            "and device"
         )
 
 
@@ -376,8 +387,9 @@ def _forward_op(
     problem = _problem(q, k, *offsets, max_q_len, max_kv_len, scale, window_left, window_right)
     if _reading_is_wanted(q):
         check_values(kv_offsets, q_offsets, problem)
-    kernel = _forward_kernel(_kernel(impl, q), q)
-    block, _, split = used = _blocks(q, problem, kernel)
+    resolved = _kernel(impl, q)
+    kernel = _forward_kernel(resolved, q)
+    block, _, split = used = _blocks(q, problem, kernel, resolved, deterministic)
     _check_blocks(planned_blocks, used)
     with _device_of(q):
         run = _run(schedule, pairs, counts, split, lambda: forward_items(*offsets, problem, block, schedule, split))
@@ -411,6 +423,7 @@ def _backward_op(
     q_offsets: Tensor | None,
     pairs: Tensor | None,
     counts: Tensor | None,
+    impl: str,
     schedule: str,
     max_q_len: int,
     max_kv_len: int,
@@ -419,17 +432,18 @@ def _backward_op(
     window_right: int,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from jfa.impl.triton import backward, launch
-
     offsets = (kv_offsets, q_offsets)
     problem = _problem(q, k, *offsets, max_q_len, max_kv_len, scale, window_left, window_right)
-    config = backward_config(launch.capability(q.device), problem.head_dim, q.element_size())
+    if problem.total_q == 0 or problem.total_kv == 0:  # no tile has anything to do
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    kernel = _backward_kernel(_kernel(impl, q), q, problem, deterministic)
+    block = kernel.config.block_kv
     with _device_of(q):
-        run = _run(schedule, pairs, counts, 0, lambda: backward_items(*offsets, problem, config.block_kv, schedule))
-        order = _fixed_order(offsets, problem, q) if deterministic else None
+        run = _run(schedule, pairs, counts, 0, lambda: backward_items(*offsets, problem, block, schedule))
+        order = (_fixed_order(offsets, problem, q),) if deterministic else ()
         signed_q, problem = _positive_scale(q, problem)
-        dq, dk, dv = backward.backward(
-            grad_out, grad_lse, signed_q, k, v, out, lse, *offsets, problem, config, run, order
+        dq, dk, dv = kernel.run(
+            grad_out, grad_lse, signed_q, k, v, out, lse, *offsets, problem, kernel.config, run, *order
         )
     return (dq if signed_q is q else -dq), dk, dv
 
@@ -442,7 +456,7 @@ def _(
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, kv_offsets, q_offsets, _, _, pairs, counts, _, _, *rest = inputs
+    q, k, v, kv_offsets, q_offsets, _, _, pairs, counts, _, *rest = inputs
     ctx.save_for_backward(q, k, v, *output, kv_offsets, q_offsets, pairs, counts)
     ctx.rest = rest
     from jfa.instrument import current_workload

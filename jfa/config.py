@@ -151,6 +151,11 @@ def hopper_forward_config(head_dim: int) -> HopperForwardConfig:
     return HopperForwardConfig()
 
 
+def hopper_backward_config(resident: bool) -> HopperBackwardConfig | HopperResidentConfig:
+    """The warp-specialised backward's configuration, by whether dQ can stay in registers."""
+    return HopperResidentConfig() if resident else HopperBackwardConfig()
+
+
 def dq_config(capability: tuple[int, int] | None, head_dim: int, itemsize: int) -> BackwardConfig:
     """The configuration of dQ in a fixed order: ``block_q`` rows of a tile, ``block_kv`` keys a step."""
     if capability is None:

@@ -34,8 +34,10 @@ SECONDS_A_GROUP = 1.5
 FLUSH_BYTES = 256 * 2**20
 HEAD_START_CYCLES = 2_000_000
 
+WITHOUT_SUM = " without dQ sum"
 PEER_NOTE = (
-    "peers get broadcast Q expanded to (B·L_q, H, D), outside the timing, and their dQ is not summed over the batch"
+    "peers get broadcast Q expanded to (B·L_q, H, D), outside the timing; their backward then sums dQ over the batch, "
+    f"which those{WITHOUT_SUM} leave out: no gradient of the shared Q, so that nothing is compared with them"
 )
 
 
@@ -204,7 +206,8 @@ def against_best_peer(table: pd.DataFrame) -> pd.Series:
     ours = table["implementation"].str.startswith("jfa")
     ratios = pd.Series(float("nan"), index=table.index)
     for _, group in table.groupby(["workload", "direction"], sort=False):
-        peers = group[~ours[group.index] & group["median_ms"].notna()]
+        whole = ~group["implementation"].str.endswith(WITHOUT_SUM)
+        peers = group[~ours[group.index] & whole & group["median_ms"].notna()]
         if peers.empty:
             continue
         best = peers.sort_values("median_ms").iloc[0]
@@ -255,7 +258,7 @@ def measure(
     interrupted = False
     try:
         inputs = workload.inputs(clock.device, requires_grad=True)
-        for contestant in (*_ours(workload, inputs, schedules, direction), *_theirs(workload, inputs, attends)):
+        for contestant in (*_ours(workload, inputs, schedules), *_theirs(workload, inputs, attends, direction)):
             turns.append(_prepare(contestant, inputs, direction, clock))
         _take_turns(turns, clock)
     except KeyboardInterrupt:
@@ -265,15 +268,14 @@ def measure(
     return [*(_row(turn, workload, direction) for turn in turns), *failed], interrupted
 
 
-def _ours(workload: Workload, inputs: Inputs, schedules: Sequence[str], direction: str) -> Iterator[Contestant]:
-    """Each kernel of ours under each schedule; a backward that several forwards share is timed once."""
+def _ours(workload: Workload, inputs: Inputs, schedules: Sequence[str]) -> Iterator[Contestant]:
+    """Each kernel of ours under each schedule."""
     from jfa import jagged_attention
     from jfa.impl import choice
     from jfa.impl.triton import launch
 
     best = choice.resolve("auto", launch.capability(inputs.q.device), inputs.q.dtype)
-    kernels = dict.fromkeys((best, "triton")) if direction == "forward" else ("triton",)
-    for impl, schedule in itertools.product(kernels, schedules):
+    for impl, schedule in itertools.product(dict.fromkeys((best, "triton")), schedules):
 
         def forward(impl: str = impl, schedule: str = schedule) -> torch.Tensor:
             out = jagged_attention(
@@ -294,13 +296,18 @@ def _ours(workload: Workload, inputs: Inputs, schedules: Sequence[str], directio
         yield Contestant(f"jfa-{impl}", schedule, forward, (inputs.q, inputs.k, inputs.v))
 
 
-def _theirs(workload: Workload, inputs: Inputs, attends: dict[str, Callable[..., Any]]) -> Iterator[Contestant]:
+def _theirs(
+    workload: Workload, inputs: Inputs, attends: dict[str, Callable[..., Any]], direction: str
+) -> Iterator[Contestant]:
+    """Each peer; in the backward of a shared Q twice, with and without the sum of its dQ over the batch."""
     if not attends:
         return
-    q, cu_q = _expanded(workload, inputs)
-    for name, attend in attends.items():
+    expanded, cu_q = _expanded(workload, inputs)
+    summed = inputs.q_offsets is None and direction == "backward"
+    for (name, attend), total in itertools.product(attends.items(), (True, False) if summed else (False,)):
 
-        def forward(attend: Callable[..., Any] = attend) -> torch.Tensor:
+        def forward(attend: Callable[..., Any] = attend, total: bool = total) -> torch.Tensor:
+            q = inputs.q.repeat(workload.batch, 1, 1) if total else expanded
             out = attend(
                 q,
                 inputs.k,
@@ -315,7 +322,8 @@ def _theirs(workload: Workload, inputs: Inputs, attends: dict[str, Callable[...,
             tensor: torch.Tensor = out[0] if isinstance(out, tuple) else out
             return tensor
 
-        yield Contestant(name, "", forward, (q, inputs.k, inputs.v))
+        leaf, word = (inputs.q, "") if total else (expanded, WITHOUT_SUM if summed else "")
+        yield Contestant(name + word, "", forward, (leaf, inputs.k, inputs.v))
 
 
 def _expanded(workload: Workload, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from profiling.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from jfa.config import BackwardConfig, Config, ForwardConfig, HopperForwardConfig
+    from jfa.config import Config
     from jfa.impl.triton.launch import Run
     from jfa.instrument import Recorder
     from jfa.schedule import Items
@@ -29,7 +29,8 @@ class Launcher:
     kernel: str
     direction: str
     schedule: str
-    config: ForwardConfig | BackwardConfig | HopperForwardConfig
+    config: Any
+    """A `jfa.config.Config`, of that kernel's kind."""
     block: int
     heads: int
     items: Items
@@ -109,9 +110,8 @@ def prepare(
     ``split`` False: no sequence is cut. UserError: no rows, unknown schedule, an implementation that cannot run here.
     """
     from jfa import attention, toolchain, validation
-    from jfa.config import backward_config
     from jfa.impl import choice
-    from jfa.impl.triton import backward, launch
+    from jfa.impl.triton import launch
     from jfa.schedule import AUTO_SCHEDULE
 
     inputs = workload.inputs(device)
@@ -127,11 +127,9 @@ def prepare(
         raise UserError(f"workload {workload.name}: {error}") from None
     if kernel == "hopper":
         try:
-            toolchain.require_safe_ptxas("the forward for sm_90")
+            toolchain.require_safe_ptxas("the kernels for sm_90")
         except RuntimeError as error:
             raise UserError(f"{error}; or run --impl triton") from None
-    if impl == "hopper" and direction == "backward":
-        raise UserError("impl hopper: there is a forward for sm_90 and no backward yet; record it with --impl triton")
     if problem.total_q == 0 or (direction == "backward" and problem.total_kv == 0):
         raise UserError(f"the {direction} of {workload.name} has no rows, so that nothing runs; give it lengths")
     schedule = AUTO_SCHEDULE if schedule == "auto" else schedule
@@ -166,26 +164,30 @@ def prepare(
         )
     out, lse = forward.run(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
     grad_out = inputs.grad_out.reshape(out.shape)
-    backward_as = backward_config(capability, problem.head_dim, size) if config is None else cast("Any", config)
+    if config is None or kernel == "triton":
+        backward = choice.backward_kernel(kernel, capability, problem, size)
+    else:
+        backward = choice.hopper_backward(cast("Any", config))
+    backward_as = backward.config if config is None else cast("Any", config)
     key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)
 
     def run_backward(recorder: Recorder) -> Run:
         run = launch.Run(schedule, key_items, recorder)
-        results[:] = backward.backward(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
+        results[:] = backward.run(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
         return run
 
-    heads = problem.heads_kv
-    ctas = launch.grid(launch.Run(schedule, key_items), heads, device, backward_as.ctas_per_sm)
     return Launcher(
-        kernel="jfa_backward",
+        kernel=backward.kernel,
         direction=direction,
         schedule=schedule,
         config=backward_as,
         block=backward_as.block_kv,
-        heads=heads,
+        heads=problem.heads_kv,
         items=key_items,
-        ctas=ctas,
+        ctas=backward.ctas(launch.Run(schedule, key_items), problem, backward_as, device),
         run=run_backward,
+        impl=backward.impl,
+        roles=backward.roles,
         results=results,
     )
 

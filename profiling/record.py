@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from jfa.lanes import Lanes
 
 
-WAITS_A_TILE, WAITS_A_STEP = 8, 3
-"""Waits of a warpgroup at most: for the item, its buffers and the queries; for K, V and its turn."""
+WAITS_A_TILE, WAITS_A_STEP = 12, 4
+"""Waits of a warpgroup at most: for the item, and a tile's buffers; for those of a step over the other side."""
 
 
 def record(
@@ -68,8 +68,8 @@ def record_launcher(
 
     if level == "wait" and launcher.roles == ("cta",):
         raise UserError(
-            f"level wait: the {launcher.impl} {launcher.direction} has no roles that wait for each other; record the "
-            "forward on an sm_90 GPU with impl hopper, or at level tile"
+            f"level wait: the {launcher.impl} {launcher.direction} has no roles that wait for each other; record it "
+            "on an sm_90 GPU with impl hopper, or at level tile"
         )
     capacity = _capacity(launcher, workload, level)
 
@@ -119,9 +119,13 @@ def _capacity(launcher: Launcher, workload: Workload, level: str) -> int:
         share = min(tiles, 16 * share + 1024)
     if level == "tile":
         return share + 1
-    per_head = (workload.kv_lens // launcher.config.block_kv + 2) * -(-workload.q_lens // launcher.block)
-    steps = int(per_head.sum()) * launcher.heads
-    longest = int((workload.kv_lens // launcher.config.block_kv + 2).max(initial=0))
+    own, other, step = workload.q_lens, workload.kv_lens, launcher.config.block_kv
+    if launcher.direction == "backward":
+        own, other = other, own
+        step = getattr(launcher.config, "block_q", None) or max(int(other.max(initial=1)), 1)
+    of_a_tile = (other // step + 2) * (workload.heads // launcher.heads)
+    steps = int((of_a_tile * -(-own // launcher.block)).sum()) * launcher.heads
+    longest = int(of_a_tile.max(initial=0))
     return WAITS_A_TILE * share + WAITS_A_STEP * (2 * steps // launcher.ctas + 2 * longest)
 
 

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from attend import attend  # noqa: E402
 from shapes import CASES, LARGE_CASES, Case, poisoned  # noqa: E402
 from test_hopper_forward import HALVES, RESTS, on_hopper  # noqa: E402
 from tolerance import Results, assert_results_close  # noqa: E402
@@ -49,7 +50,7 @@ def gradients(inputs: Inputs, kind: str, options: dict, schedule: str = "balance
         if kind == "resident":
             assert resident.serves(problem)
             config = HopperResidentConfig()
-            found = resident.backward(grad_out, None, q, k, v, rows, lse, offsets[0], problem, config, run)
+            found = resident.backward(grad_out, None, q, k, v, rows, lse, *offsets, problem, config, run)
         else:
             config = HopperBackwardConfig()
             found = shared.backward(grad_out, None, q, k, v, rows, lse, *offsets, problem, config, run)
@@ -65,6 +66,12 @@ class TestOnTheGpu:
     def test_shared_serves_every_shape(self, name, dtype):
         inputs = CASES[name].inputs("cuda", dtype)
         assert_results_close(gradients(inputs, "shared", CASES[name].options), inputs, **CASES[name].bounds)
+
+    @pytest.mark.parametrize("name", CASES)
+    def test_the_op_gives_every_gradient(self, name):
+        inputs = CASES[name].inputs("cuda", torch.bfloat16, grad=True)
+        results = attend(inputs, grads=True, impl="hopper", **CASES[name].options)
+        assert_results_close(results, inputs, **CASES[name].bounds)
 
     @pytest.mark.parametrize("name", LARGE_CASES)
     def test_shared_serves_large_shapes(self, name):

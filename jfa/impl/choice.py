@@ -1,4 +1,4 @@
-"""Which kernel a forward runs: the one for its architecture, or the compiler-scheduled one that serves all."""
+"""Which kernels a call runs: those for its architecture, or the compiler-scheduled ones that serve all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from jfa.config import ForwardConfig, HopperForwardConfig, forward_config, hopper_forward_config
+from jfa.config import (
+    BackwardConfig,
+    ForwardConfig,
+    HopperBackwardConfig,
+    HopperForwardConfig,
+    HopperResidentConfig,
+    backward_config,
+    forward_config,
+    hopper_backward_config,
+    hopper_forward_config,
+)
 from jfa.validation import HOPPER_DTYPES, Problem
 
 HOPPER = (9, 0)
@@ -30,6 +40,18 @@ class Forward:
     run: Callable[..., tuple[Tensor, Tensor]]
     split: Callable[[Problem, int], int]
     ctas_per_sm: int
+    roles: tuple[str, ...] = ("cta",)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward kernel, as `Forward`; ``config.block_kv`` keys are a tile. ``ctas``: those of a launch."""
+
+    impl: str
+    kernel: str
+    config: BackwardConfig | HopperBackwardConfig | HopperResidentConfig
+    run: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    ctas: Callable[..., int]
     roles: tuple[str, ...] = ("cta",)
 
 
@@ -79,3 +101,31 @@ def forward_kernel(impl: str, capability: tuple[int, int] | None, head_dim: int,
     config = forward_config(capability, head_dim, itemsize)
     name = forward.jfa_forward.__name__
     return Forward(impl, name, config, forward.forward, lambda problem, ctas: 0, config.ctas_per_sm)
+
+
+def backward_kernel(
+    impl: str, capability: tuple[int, int] | None, problem: Problem, itemsize: int, deterministic: bool = False
+) -> Backward:
+    """The backward called ``impl`` for this problem; a ``deterministic`` one leaves dQ to a kernel of its own."""
+    if impl.startswith("hopper") and not deterministic:
+        from jfa.impl.hopper import resident
+
+        return hopper_backward(hopper_backward_config(resident.serves(problem)))
+    from jfa.impl.triton import backward
+
+    config = backward_config(capability, problem.head_dim, itemsize)
+
+    return Backward("triton", backward.jfa_backward.__name__, config, backward.backward, backward.ctas)
+
+
+def hopper_backward(config: HopperBackwardConfig | HopperResidentConfig) -> Backward:
+    """The backward for sm_90 that a configuration is of."""
+    if isinstance(config, HopperResidentConfig):
+        from jfa.impl.hopper import resident
+
+        name = resident.jfa_backward_resident.__name__
+        return Backward("hopper", name, config, resident.backward, resident.ctas, resident.ROLES)
+    from jfa.impl.hopper import backward
+
+    name = backward.jfa_backward_hopper.__name__
+    return Backward("hopper", name, config, backward.backward, backward.ctas, backward.ROLES)

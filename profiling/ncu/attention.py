@@ -21,6 +21,7 @@ DIRECTIONS = {
     "jfa_forward_hopper": "forward",
     "jfa_backward": "backward",
     "jfa_backward_hopper": "backward",
+    "jfa_backward_resident": "backward",
 }
 _FIELD = re.compile(r"(\w+)=(\S+)")
 

@@ -510,6 +510,11 @@ def statistics(
     return stats
 
 
+def ctas(run: launch.Run, problem: Problem, config: HopperBackwardConfig, device: torch.device) -> int:
+    """CTAs of a launch: one an SM, or a tile for the schedule grid."""
+    return launch.grid(run, problem.heads_kv, device, 1)
+
+
 def backward(
     grad_out: Tensor,
     grad_lse: Tensor | None,
@@ -533,7 +538,7 @@ def backward(
     facts = {"heads": heads, "head_dim": dim}
     stats = statistics(grad_rows, grad_lse, out, lse, q_offsets, problem, config.block_q, config.block_q, run)
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
-    grid = launch.grid(run, heads_kv, q.device, 1)
+    grid = ctas(run, problem, config, q.device)
     half = config.block_kv // 2
     with instrument.launch_range("jfa_backward", run.schedule, **facts):
         compiled = jfa_backward_hopper[(grid,)](

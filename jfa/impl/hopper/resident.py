@@ -488,6 +488,7 @@ def backward(
     out: Tensor,
     lse: Tensor,
     kv_offsets: Tensor,
+    q_offsets: None,
     problem: Problem,
     config: HopperResidentConfig,
     run: launch.Run,
@@ -495,19 +496,21 @@ def backward(
     """dQ summed over the batch, dK and dV, in q's dtype, contiguous, for a problem that :func:`serves`.
 
     The run's items are blocks of ``config.block_kv`` keys; its schedule's order is kept, and dealt in equal shares.
-    More than 256 rows of Q take a pass for each 256, whose dK and dV are added up in q's dtype.
+    More than 256 rows of Q take a pass for each 256, whose dK and dV are added up in q's dtype; a recorder sees the
+    first.
     """
     toolchain.require_safe_ptxas("the backward for sm_90")
     dim, heads = problem.head_dim, problem.heads
-    cluster = 1 if problem.q_len <= ROWS else 2
+    cluster = _cluster(problem)
     dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
     dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
     facts = {"heads": heads, "head_dim": dim}
     stats = shared.statistics(grad_rows, grad_lse, out, lse, None, problem, ROWS // 2, cluster * ROWS, run)
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
-    grid = launch.sm_count(q.device) // cluster * cluster
+    grid = ctas(run, problem, config, q.device)
     for first_row in range(0, problem.q_len, cluster * ROWS):
+        recorder = run.recorder if first_row == 0 else instrument.OFF
         with instrument.launch_range("jfa_backward", run.schedule, **facts):
             compiled = jfa_backward_resident[(grid,)](
                 launch.ragged_descriptor(q_rows, ROWS),
@@ -532,8 +535,8 @@ def backward(
                 problem.total_kv,
                 problem.scale * launch.LOG2_E,
                 problem.scale,
-                run.recorder.buffer,
-                run.recorder.capacity,
+                recorder.buffer,
+                recorder.capacity,
                 CLUSTER=cluster,
                 ADD=first_row > 0,
                 BLOCK_KV=config.block_kv,
@@ -541,7 +544,7 @@ def backward(
                 K_STAGES=config.k_stages,
                 V_STAGES=config.v_stages,
                 REGISTERS=config.registers,
-                LEVEL=run.recorder.number,
+                LEVEL=recorder.number,
                 num_warps=4,
                 num_stages=1,
                 ptx_options=config.ptx_options,
@@ -549,6 +552,15 @@ def backward(
             )
         run.compiled.append(compiled)
     return baseline.rounded(dq_sum, q.dtype, problem.scale, run, facts), dk, dv
+
+
+def _cluster(problem: Problem) -> int:
+    return 1 if problem.q_len <= ROWS else 2
+
+
+def ctas(run: launch.Run, problem: Problem, config: HopperResidentConfig, device: torch.device) -> int:
+    """CTAs of a launch: as many as run at once, whatever the schedule."""
+    return launch.sm_count(device) // _cluster(problem) * _cluster(problem)
 
 
 def serves(problem: Problem) -> bool:

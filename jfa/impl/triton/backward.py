@@ -325,6 +325,11 @@ def jfa_backward(
     instrument.close_lane(lane, noted, LEVEL)
 
 
+def ctas(run: launch.Run, problem: Problem, config: BackwardConfig, device: torch.device) -> int:
+    """CTAs of a launch."""
+    return launch.grid(run, problem.heads_kv, device, config.ctas_per_sm)
+
+
 def backward(
     grad_out: Tensor,
     grad_lse: Tensor | None,
@@ -346,8 +351,6 @@ def backward(
     """
     heads, heads_kv, dim = problem.heads, problem.heads_kv, problem.head_dim
     dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
-    if problem.total_q == 0 or problem.total_kv == 0:
-        return torch.zeros(q.shape, dtype=q.dtype, device=q.device), dk.zero_(), dv.zero_()
     reduce = "none" if fixed_order else config.reduce
     dq_sum = None if fixed_order else torch.zeros((q.shape[0], heads, dim), dtype=torch.float32, device=q.device)
     grad_out = launch.as_rows(grad_out)
@@ -358,7 +361,7 @@ def backward(
         jfa_delta[(triton.cdiv(problem.total_q, rows), heads)](
             out, lse, grad_out, grad_lse, delta, problem.total_q, grad_out.stride(0), heads, ROWS=rows, DIM=dim
         )
-    grid = launch.grid(run, heads_kv, q.device, config.ctas_per_sm)
+    grid = ctas(run, problem, config, q.device)
     with instrument.launch_range("jfa_backward", run.schedule, **facts):
         compiled = jfa_backward[(grid,)](
             launch.descriptor(launch.as_rows(q), config.block_q),

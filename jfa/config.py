@@ -71,6 +71,8 @@ class HopperBackwardConfig:
     block_q: int = 64
     block_kv: int = 128
     stages: int = 2
+    k_stages: int = 2
+    prefetch: bool = True
     registers: int = 240
     ptx_options: str = "--regAllocOptLevel=5"
 

@@ -290,6 +290,8 @@ def compile_hopper_backward(
         "BLOCK_KV": config.block_kv,
         "DIM": dim,
         "STAGES": config.stages,
+        "K_STAGES": config.k_stages,
+        "PREFETCH": config.prefetch,
         "REGISTERS": config.registers,
         "DEAL": deal,
         "LEVEL": level,

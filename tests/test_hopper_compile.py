@@ -399,12 +399,16 @@ def test_merged_parts_are_the_whole(device, kv_lens, q_len, split):
 @settings(max_examples=30)
 @given(
     q_lens=st.lists(st.integers(0, 150), min_size=1, max_size=7),
+    keyless=st.integers(0, 127),
     broadcast=st.booleans(),
     gradient=st.booleans(),
     pad=st.sampled_from([64, 128, 256]),
 )
-def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, broadcast, gradient, pad):
-    """Each row's lse and delta where the backward looks for them; everything else weighs nothing."""
+def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, keyless, broadcast, gradient, pad):
+    """Each row's lse and delta where the backward looks for them, and what weighs nothing behind them.
+
+    ``keyless``: a bit a sequence, of those without keys, which the backward does not look for.
+    """
     heads, dim, block = 2, 64, 64
     batch = len(q_lens)
     lens = [q_lens[0]] * batch if broadcast else q_lens
@@ -417,9 +421,12 @@ def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, broad
     lse, grad_lse = (torch.randn(heads, total, generator=generator) for _ in range(2))
     blind = torch.rand(heads, total, generator=generator) < 0.2
     lse[blind], grad_lse[blind] = -torch.inf, torch.nan
-    offsets = torch.tensor(np.concatenate([[0], np.cumsum(lens)]), dtype=torch.int32, device=device)
+    kv_lens = [1 - (keyless >> sequence & 1) for sequence in range(batch)]
+    offsets, kv_offsets = (
+        torch.tensor(np.concatenate([[0], np.cumsum(of)]), dtype=torch.int32, device=device) for of in (lens, kv_lens)
+    )
     stats = hopper_backward.statistics(
-        grad.to(device), grad_lse.to(device) if gradient else None, out.to(device), lse.to(device),
+        grad.to(device), grad_lse.to(device) if gradient else None, out.to(device), lse.to(device), kv_offsets,
         None if broadcast else offsets, asked, block, pad, launch.Run("static", tables.Items(offsets, offsets)),
     )  # fmt: skip
     delta = (out * grad).sum(-1).T - (grad_lse if gradient else 0.0)
@@ -431,7 +438,13 @@ def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, broad
         assert (expected[0, :, at : at + length] == torch.inf).all(), "two sequences share a place"
         expected[0, :, at : at + length] = torch.where(blind[:, own], torch.inf, lse[:, own] / np.log(2))
         expected[1, :, at : at + length] = torch.where(blind[:, own], 0.0, delta[:, own])
-    torch.testing.assert_close(stats.cpu(), expected, rtol=1e-4, atol=1e-4)
+        if not kv_lens[sequence]:
+            behind = (sequence + 1) * -(-lens[0] // pad) * pad if broadcast else (sequence + 1) * block
+            if not broadcast:
+                behind += (start + length) // block * block
+            behind = expected.shape[2] if sequence + 1 == batch else behind
+            expected[:, :, at:behind] = stats[:, :, at:behind].cpu()  # whatever was there
+    torch.testing.assert_close(stats.cpu(), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 if __name__ == "__main__":

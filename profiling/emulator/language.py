@@ -146,6 +146,10 @@ def tlx_of(world: World) -> SimpleNamespace:
         cta.barriers += made
         return made
 
+    def alloc_warp_barrier(num_barriers: int, num_warps: int = 1, num_arrivals: int = 1) -> list[Barrier]:
+        # A task's threads go together here, so that one call is one arrival, whatever its warps.
+        return alloc_barriers(num_barriers, num_arrivals)
+
     def barrier_wait(barrier: Barrier, phase: int) -> None:
         barrier.wait(int(phase))
 
@@ -272,6 +276,7 @@ def tlx_of(world: World) -> SimpleNamespace:
     return SimpleNamespace(
         local_alloc=local_alloc,
         alloc_barriers=alloc_barriers,
+        alloc_warp_barrier=alloc_warp_barrier,
         barrier_wait=barrier_wait,
         barrier_arrive=barrier_arrive,
         barrier_expect_bytes=lambda barrier, size: barrier.expect(int(size)),

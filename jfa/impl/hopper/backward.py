@@ -33,8 +33,10 @@ _Q_FULL = tl.constexpr(lanes.WAITS["q_full"])
 _Q_EMPTY = tl.constexpr(lanes.WAITS["q_empty"])
 _DO_FULL = tl.constexpr(lanes.WAITS["do_full"])
 _DO_EMPTY = tl.constexpr(lanes.WAITS["do_empty"])
-_KV_FULL = tl.constexpr(lanes.WAITS["kv_full"])
-_KV_EMPTY = tl.constexpr(lanes.WAITS["kv_empty"])
+_K_FULL = tl.constexpr(lanes.WAITS["k_full"])
+_K_EMPTY = tl.constexpr(lanes.WAITS["k_empty"])
+_V_FULL = tl.constexpr(lanes.WAITS["v_full"])
+_V_EMPTY = tl.constexpr(lanes.WAITS["v_empty"])
 _DS_FULL = tl.constexpr(lanes.WAITS["ds_full"])
 _DS_EMPTY = tl.constexpr(lanes.WAITS["ds_empty"])
 _CLEAR_ROWS = tl.constexpr(64)
@@ -90,6 +92,15 @@ def clear_rest(
 
 
 @triton.jit
+def _add_dq(desc, staging, dq, at, BLOCK_Q: tl.constexpr, WIDTH: tl.constexpr):
+    """Add a warpgroup's columns of dQ to the sum in memory, once what was staged before has left."""
+    tlx.async_descriptor_store_wait(0)
+    tlx.local_store(staging, dq.reshape(1, 1, BLOCK_Q, WIDTH))
+    tlx.fence("async_shared")
+    tlx.async_descriptor_store(desc, staging, at, store_reduce="add")
+
+
+@triton.jit
 def _turn_of(step, STAGES: tl.constexpr):
     return step % STAGES, (step // STAGES) & 1
 
@@ -134,6 +145,8 @@ def jfa_backward_hopper(
     BLOCK_KV: tl.constexpr,
     DIM: tl.constexpr,
     STAGES: tl.constexpr,
+    K_STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
     REGISTERS: tl.constexpr,
     DEAL: tl.constexpr,
     LEVEL: tl.constexpr,
@@ -148,7 +161,7 @@ def jfa_backward_hopper(
     MASKED: tl.constexpr = HAS_BEFORE or HAS_AFTER
     dtype = tlx.dtype_of(k_desc)
 
-    k_tile = tlx.local_alloc((BLOCK_KV, DIM), dtype, 1)
+    k_tiles = tlx.local_alloc((BLOCK_KV, DIM), dtype, K_STAGES)
     v_tile = tlx.local_alloc((BLOCK_KV, DIM), dtype, 1)
     q_tiles = tlx.local_alloc((BLOCK_Q, DIM), dtype, STAGES)
     do_tiles = tlx.local_alloc((BLOCK_Q, DIM), dtype, STAGES)
@@ -159,16 +172,18 @@ def jfa_backward_hopper(
     # dQ's staging serves dV and dK too, when a tile ends: the same bytes, half as wide a type.
     tl.static_assert(HALF == BLOCK_Q, "a warpgroup's dV fills its own half of the staging")
     out_tiles = tlx.local_alloc((1, 1, HALF, DIM), dtype, 2, reuse=dq_tiles)
-    kv_full = tlx.alloc_barriers(num_barriers=1, arrive_count=1)
-    kv_empty = tlx.alloc_barriers(num_barriers=1, arrive_count=2)
+    k_full = tlx.alloc_barriers(num_barriers=K_STAGES, arrive_count=1)
+    k_empty = tlx.alloc_warp_barrier(num_barriers=K_STAGES, num_warps=4, num_arrivals=2)
+    v_full = tlx.alloc_barriers(num_barriers=1, arrive_count=1)
+    v_empty = tlx.alloc_warp_barrier(num_barriers=1, num_warps=4, num_arrivals=2)
     q_full = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=1)
-    q_empty = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=2)
+    q_empty = tlx.alloc_warp_barrier(num_barriers=STAGES, num_warps=4, num_arrivals=2)
     do_full = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=1)
-    do_empty = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=2)
-    ds_full = tlx.alloc_barriers(num_barriers=1, arrive_count=2)
-    ds_empty = tlx.alloc_barriers(num_barriers=1, arrive_count=2)
+    do_empty = tlx.alloc_warp_barrier(num_barriers=STAGES, num_warps=4, num_arrivals=2)
+    ds_full = tlx.alloc_warp_barrier(num_barriers=1, num_warps=4, num_arrivals=2)
+    ds_empty = tlx.alloc_warp_barrier(num_barriers=1, num_warps=4, num_arrivals=2)
     item_full = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=1)
-    item_empty = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=2)
+    item_empty = tlx.alloc_warp_barrier(num_barriers=_SLOTS, num_warps=4, num_arrivals=2)
     item_tile = tlx.local_alloc((1,), tl.int32, _SLOTS)
     item_batch = tlx.local_alloc((1,), tl.int32, _SLOTS)
     item_first = tlx.local_alloc((1,), tl.int32, _SLOTS)
@@ -221,11 +236,9 @@ def jfa_backward_hopper(
                     o_start = batch * q_uniform
                 stats = stat_row(q_start, batch, q_uniform, BROADCAST_Q, BLOCK_Q)
 
-                noted = hopper.wait(kv_empty[0], (turn & 1) ^ 1, lane, noted, capacity, _KV_EMPTY, -1, tile, LEVEL)
-                tlx.barrier_expect_bytes(kv_full[0], 2 * BLOCK_KV * DIM * tlx.size_of(dtype))
-                at = hopper.ragged(kv_start, kv_len, first, head * DIM)
-                tlx.async_descriptor_load(k_desc, tlx.local_reshape(k_tile[0], [1, 1, BLOCK_KV, DIM]), at, kv_full[0])
-                tlx.async_descriptor_load(v_desc, tlx.local_reshape(v_tile[0], [1, 1, BLOCK_KV, DIM]), at, kv_full[0])
+                stage, phase = _turn_of(turn, K_STAGES)
+                noted = hopper.wait(k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, tile, LEVEL)
+                hopper.load(k_desc, k_tiles[stage], k_full[stage], kv_start, kv_len, first, head * DIM)
 
                 next_tile = tile_count
                 next_batch = 0
@@ -245,6 +258,11 @@ def jfa_backward_hopper(
                         hopper.ragged(q_start, q_len, row, column), q_full[stage],
                     )  # fmt: skip
                     tlx.async_load(stat_lse + stat, lse_rows[stage], bulk=True, barrier=q_full[stage])
+                    if step == 0:
+                        noted = hopper.wait(
+                            v_empty[0], (turn & 1) ^ 1, lane, noted, capacity, _V_EMPTY, -1, tile, LEVEL
+                        )
+                        hopper.load(v_desc, v_tile[0], v_full[0], kv_start, kv_len, first, head * DIM)
                     noted = hopper.wait(
                         do_empty[stage], phase ^ 1, lane, noted, capacity, _DO_EMPTY, stage, tile, LEVEL
                     )
@@ -289,9 +307,7 @@ def jfa_backward_hopper(
             used = 0
             noted = hopper.wait(item_full[0], 0, lane, noted, capacity, _ITEM_FULL, 0, tile, LEVEL)
             tile = hopper.get(item_tile[0])
-            k_own = tlx.local_slice(k_tile[0], [wg * HALF, 0], [HALF, DIM])
             v_own = tlx.local_slice(v_tile[0], [wg * HALF, 0], [HALF, DIM])
-            k_half = tlx.local_slice(k_tile[0], [0, wg * WIDTH], [BLOCK_KV, WIDTH])
             ds_own = tlx.local_slice(ds_tile[0], [wg * HALF, 0], [HALF, BLOCK_Q])
             while tile >= 0:
                 begun = noted
@@ -316,16 +332,29 @@ def jfa_backward_hopper(
                 tail = first + BLOCK_KV > kv_len
                 dk_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
                 dv_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
-                noted = hopper.wait(kv_full[0], turn & 1, lane, noted, capacity, _KV_FULL, -1, tile, LEVEL)
-                for step in range(steps * group):
-                    q_head = head * group + step // steps
-                    row = low + step % steps * BLOCK_Q
+                k_stage, phase = _turn_of(turn, K_STAGES)
+                k_own = tlx.local_slice(k_tiles[k_stage], [wg * HALF, 0], [HALF, DIM])
+                k_half = tlx.local_slice(k_tiles[k_stage], [0, wg * WIDTH], [BLOCK_KV, WIDTH])
+                noted = hopper.wait(k_full[k_stage], phase, lane, noted, capacity, _K_FULL, k_stage, tile, LEVEL)
+                total = steps * group
+                if PREFETCH:
                     stage, phase = _turn_of(used, STAGES)
                     noted = hopper.wait(q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL)
                     scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]))
+                    scores = tlx.async_dot_wait(0, scores)
+                for step in range(total):
+                    q_head = head * group + step // steps
+                    row = low + step % steps * BLOCK_Q
+                    stage, phase = _turn_of(used, STAGES)
+                    if not PREFETCH:
+                        noted = hopper.wait(q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL)
+                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]))
+                    if step == 0:
+                        noted = hopper.wait(v_full[0], turn & 1, lane, noted, capacity, _V_FULL, -1, tile, LEVEL)
                     noted = hopper.wait(do_full[stage], phase, lane, noted, capacity, _DO_FULL, stage, tile, LEVEL)
                     dp = tlx.async_dot(v_own, tlx.local_trans(do_tiles[stage]))
-                    scores = tlx.async_dot_wait(1, scores)
+                    if not PREFETCH:
+                        scores = tlx.async_dot_wait(1, scores)
                     lse = tlx.local_load(lse_rows[stage])
                     p = tl.exp2(scores * score_scale - lse[None, :])
                     if MASKED:
@@ -342,30 +371,45 @@ def jfa_backward_hopper(
                     p_low = p.to(dtype)
                     dv_acc = tlx.async_dot(p_low, do_tiles[stage], dv_acc)
                     dp = tlx.async_dot_wait(1, dp)
+                    if step + 1 == total:
+                        tlx.barrier_arrive(v_empty[0], 1)
                     delta = tlx.local_load(delta_rows[stage])
                     ds = (p * (dp - delta[None, :])).to(dtype)
                     noted = hopper.wait(ds_empty[0], (used & 1) ^ 1, lane, noted, capacity, _DS_EMPTY, -1, tile, LEVEL)
                     tlx.local_store(ds_own, ds)
                     tlx.fence("async_shared")
                     tlx.barrier_arrive(ds_full[0], 1)
-                    dv_acc = tlx.async_dot_wait(0, dv_acc)
-                    tlx.barrier_arrive(do_empty[stage], 1)
                     dk_acc = tlx.async_dot(ds, q_tiles[stage], dk_acc)
+                    dv_acc = tlx.async_dot_wait(1, dv_acc)
+                    tlx.barrier_arrive(do_empty[stage], 1)
                     noted = hopper.wait(ds_full[0], used & 1, lane, noted, capacity, _DS_FULL, -1, tile, LEVEL)
                     dq = tlx.async_dot(tlx.local_trans(ds_tile[0]), k_half)
-                    dk_acc = tlx.async_dot_wait(1, dk_acc)
-                    tlx.barrier_arrive(q_empty[stage], 1)
-                    dq = tlx.async_dot_wait(0, dq)
-                    tlx.barrier_arrive(ds_empty[0], 1)
-                    tlx.async_descriptor_store_wait(0)
-                    tlx.local_store(dq_tiles[wg], dq.reshape(1, 1, BLOCK_Q, WIDTH))
-                    tlx.fence("async_shared")
-                    tlx.async_descriptor_store(
-                        dq_desc, dq_tiles[wg], hopper.ragged(q_start, q_len, row, q_head * DIM + wg * WIDTH),
-                        store_reduce="add",
-                    )  # fmt: skip
+                    at = hopper.ragged(q_start, q_len, row, q_head * DIM + wg * WIDTH)
+                    if PREFETCH:
+                        more = step + 1 < total
+                        stage_ahead, phase = _turn_of(used + more.to(tl.int32), STAGES)
+                        if more:
+                            noted = hopper.wait(
+                                q_full[stage_ahead], phase, lane, noted, capacity, _Q_FULL, stage_ahead, tile, LEVEL
+                            )
+                        dk_acc = tlx.async_dot_wait(1, dk_acc)
+                        if more:
+                            tlx.barrier_arrive(q_empty[stage], 1)
+                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage_ahead]))
+                        dq = tlx.async_dot_wait(1, dq)
+                        tlx.barrier_arrive(ds_empty[0], 1)
+                        _add_dq(dq_desc, dq_tiles[wg], dq, at, BLOCK_Q, WIDTH)
+                        scores = tlx.async_dot_wait(0, scores)
+                        if not more:
+                            tlx.barrier_arrive(q_empty[stage], 1)
+                    else:
+                        dk_acc = tlx.async_dot_wait(1, dk_acc)
+                        tlx.barrier_arrive(q_empty[stage], 1)
+                        dq = tlx.async_dot_wait(0, dq)
+                        tlx.barrier_arrive(ds_empty[0], 1)
+                        _add_dq(dq_desc, dq_tiles[wg], dq, at, BLOCK_Q, WIDTH)
                     used += 1
-                tlx.barrier_arrive(kv_empty[0], 1)
+                tlx.barrier_arrive(k_empty[k_stage], 1)
                 at = hopper.ragged(kv_start, kv_len, first + wg * HALF, head * DIM)
                 tlx.async_descriptor_store_wait(0)
                 tlx.local_store(out_tiles[wg], dv_acc.to(dtype).reshape(1, 1, HALF, DIM))
@@ -410,6 +454,7 @@ def jfa_stats(
     stat_lse,
     stat_delta,
     q_offsets,
+    kv_offsets,
     batch_count,
     q_uniform,
     total_q,
@@ -423,7 +468,8 @@ def jfa_stats(
 ):
     """What the softmax's gradient needs of each row, padded as `stat_row` says: lse in log2 units, and delta.
 
-    A shared Q's rows are padded to a multiple of ``PAD``, others to one of ``ROWS``.
+    A shared Q's rows are padded to a multiple of ``PAD``, others to one of ``ROWS``. A sequence without keys, whose rows
+    no tile looks for, is left out.
 
     delta = Σ_d out·grad_out − grad_lse. Rows that do not exist or see nothing get an lse of +inf, so that their weights
     are 0, and a delta of 0: the lse of a row that sees nothing is a constant, whose gradient, often NaN, goes nowhere.
@@ -433,7 +479,8 @@ def jfa_stats(
     if BROADCAST_Q:
         blocks = (q_uniform + PAD - 1) // PAD * (PAD // ROWS)
         inside = tl.program_id(0) % blocks * ROWS
-        start = tl.program_id(0) // blocks * q_uniform
+        batch = tl.program_id(0) // blocks
+        start = batch * q_uniform
         length = q_uniform
     else:
         low = base * 0
@@ -443,8 +490,12 @@ def jfa_stats(
             begins = stat_row(tl.load(q_offsets + middle).to(tl.int32), middle, 0, False, ROWS)
             low = tl.where(begins <= base, middle, low)
             high = tl.where(begins <= base, high, middle)
-        start, length = primitives.sequence(q_offsets, low, False, 0)
-        inside = base - stat_row(start, low, 0, False, ROWS)
+        batch = low
+        start, length = primitives.sequence(q_offsets, batch, False, 0)
+        inside = base - stat_row(start, batch, 0, False, ROWS)
+    _, kv_len = primitives.sequence(kv_offsets, batch, False, 0)
+    if kv_len == 0:
+        return
     rows = inside + tl.arange(0, ROWS)
     valid = rows < length
     at = start.to(tl.int64) + rows
@@ -476,6 +527,7 @@ def statistics(
     grad_lse: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    kv_offsets: Tensor,
     q_offsets: Tensor | None,
     problem: Problem,
     block: int,
@@ -496,6 +548,7 @@ def statistics(
             stats[0],
             stats[1],
             q_offsets,
+            kv_offsets,
             problem.batch,
             problem.q_len,
             problem.total_q,
@@ -536,7 +589,8 @@ def backward(
     dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
     facts = {"heads": heads, "head_dim": dim}
-    stats = statistics(grad_rows, grad_lse, out, lse, q_offsets, problem, config.block_q, config.block_q, run)
+    sizes = (config.block_q, config.block_q)
+    stats = statistics(grad_rows, grad_lse, out, lse, kv_offsets, q_offsets, problem, *sizes, run)
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     grid = ctas(run, problem, config, q.device)
     half = config.block_kv // 2
@@ -577,6 +631,8 @@ def backward(
             BLOCK_KV=config.block_kv,
             DIM=dim,
             STAGES=config.stages,
+            K_STAGES=config.k_stages,
+            PREFETCH=config.prefetch,
             REGISTERS=config.registers,
             DEAL=schedule.deal(run.schedule),
             LEVEL=run.recorder.number,

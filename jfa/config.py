@@ -65,14 +65,17 @@ class HopperForwardConfig:
 class HopperBackwardConfig:
     """The warp-specialised backward of sm_90: a tile of ``block_kv`` keys, half of it a warpgroup's.
 
-    ``block_q`` queries a step, ``stages`` of them in flight; ``registers`` a compute thread's.
+    ``block_q`` queries a step, ``stages`` of them in flight; ``registers`` a compute thread's. ``prefetch``, of two
+    stages or more: the next step's scores are started before dQ of this one is stored. A warpgroup stores its half of
+    dQ's columns in ``dq_slices`` (1 or 2), through ``dq_buffers`` of a slice each (1 to 3).
     """
 
     block_q: int = 64
     block_kv: int = 128
     stages: int = 2
-    k_stages: int = 2
     prefetch: bool = True
+    dq_slices: int = 1
+    dq_buffers: int = 1
     registers: int = 240
     ptx_options: str = "--regAllocOptLevel=5"
 

@@ -37,6 +37,8 @@ class Launcher:
     ctas: int
     run: Callable[[Recorder], Run]
     impl: str = "triton"
+    cluster: int = 1
+    """CTAs that do a tile together, and each record it."""
     roles: tuple[str, ...] = ("cta",)
     """The CTA's warpgroups that record by themselves, in the order of their lanes; without them "cta"."""
     results: list[torch.Tensor] = field(default_factory=list, compare=False)
@@ -167,7 +169,7 @@ def prepare(
     if config is None or kernel == "triton":
         backward = choice.backward_kernel(kernel, capability, problem, size)
     else:
-        backward = choice.hopper_backward(cast("Any", config))
+        backward = choice.hopper_backward(cast("Any", config), problem)
     backward_as = backward.config if config is None else cast("Any", config)
     key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)
 
@@ -187,6 +189,7 @@ def prepare(
         ctas=backward.ctas(launch.Run(schedule, key_items), problem, backward_as, device),
         run=run_backward,
         impl=backward.impl,
+        cluster=backward.cluster,
         roles=backward.roles,
         results=results,
     )

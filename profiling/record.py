@@ -114,7 +114,7 @@ def _capacity(launcher: Launcher, workload: Workload, level: str) -> int:
     if level == "cta":
         return 0
     tiles = launcher.items.max_items * launcher.heads
-    share = -(-tiles // launcher.ctas)
+    share = -(-tiles * launcher.cluster // launcher.ctas)
     if deal(launcher.schedule) == DEAL_ON_DEMAND:
         share = min(tiles, 16 * share + 1024)
     if level == "tile":
@@ -211,6 +211,7 @@ def _kernel(launcher: Launcher, device: torch.device) -> dict[str, Any]:
         "plain_config_hash": config_hash(launcher.config),
         "num_ctas": launcher.ctas,
         "split": launcher.items.split,
+        "cluster": launcher.cluster,
     }
 
 

@@ -28,16 +28,18 @@ from profiling.errors import UserError  # noqa: E402
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def plan_of(impl="triton", direction="forward", capability=(9, 0), names=()):
-    return make_plan(full_setting(impl, direction, capability, 128, 2), names)
+def plan_of(impl="triton", direction="forward", capability=(9, 0), names=(), resident=False):
+    return make_plan(full_setting(impl, direction, capability, 128, 2, resident), names)
 
 
 # --- the plan ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("impl", "direction"), [("hopper", "forward"), ("triton", "forward"), ("triton", "backward")])
-def test_the_ladder_leads_from_plain_to_full(impl, direction):
-    plan = plan_of(impl, direction)
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("impl", ["hopper", "triton"])
+def test_the_ladder_leads_from_plain_to_full(impl, direction, resident):
+    plan = plan_of(impl, direction, resident=resident)
     full, plain = plan.named("full"), plan.named("plain")
     rungs = [variant for variant in plan.variants if variant.kind == "rung"]
     assert rungs[-1].key == full.key and rungs[0].against == "plain"
@@ -46,6 +48,7 @@ def test_the_ladder_leads_from_plain_to_full(impl, direction):
             other = plan.named(variant.against).values
             changed = [name for name in variant.values if variant.values[name] != other[name]]
             assert changed == [variant.switch]
+            assert plan.setting.changed(variant.values) != plan.setting.changed(other)
     assert all(plain.values[s.name] == (s.full if s.extra else s.other) for s in plan.switches)
     settings = plan.settings()
     assert len(settings) == len({variant.key for variant in plan.variants})
@@ -61,8 +64,6 @@ def test_switches_can_be_chosen_and_are_named():
     assert {v.name for v in plan.variants} >= {"full", "without peel", "schedule static", "plain", "plain + peel"}
     with pytest.raises(UserError, match="the hopper forward has none named 'pel'; did you mean peel"):
         switches_of(full_setting("hopper", "forward", (9, 0), 128, 2), ["pel"])
-    with pytest.raises(UserError, match="there is no backward of impl hopper; there are hopper forward"):
-        full_setting("hopper", "backward", (9, 0), 128, 2)
 
 
 # --- effects -------------------------------------------------------------------------------------------------------
@@ -270,7 +271,6 @@ def test_without_a_gpu_everything_is_compiled_and_schedules_modelled(tmp_path, c
         (["--workload", "tiny", "--direction", "back"], "did you mean backward"),
         (["--workload", "tiny", "--resume", "--force"], "--resume and --force"),
         (["--workload", "tiny", "--compiled", "--arch", "9"], "--arch 9: expected"),
-        (["--workload", "tiny", "--impl", "hopper", "--direction", "backward"], "there is no backward of impl hopper"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, expected, tmp_path, capsys):

@@ -45,13 +45,15 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """A backward kernel, as `Forward`; ``config.block_kv`` keys are a tile. ``ctas``: those of a launch."""
+    """A backward kernel, as `Forward`; ``config.block_kv`` keys are a tile. ``ctas``: those of a launch;
+    ``cluster``: CTAs that do a tile together."""
 
     impl: str
     kernel: str
     config: BackwardConfig | HopperBackwardConfig | HopperResidentConfig
     run: Callable[..., tuple[Tensor, Tensor, Tensor]]
     ctas: Callable[..., int]
+    cluster: int = 1
     roles: tuple[str, ...] = ("cta",)
 
 
@@ -110,7 +112,7 @@ def backward_kernel(
     if impl.startswith("hopper") and not deterministic:
         from jfa.impl.hopper import resident
 
-        return hopper_backward(hopper_backward_config(resident.serves(problem)))
+        return hopper_backward(hopper_backward_config(resident.serves(problem)), problem)
     from jfa.impl.triton import backward
 
     config = backward_config(capability, problem.head_dim, itemsize)
@@ -118,14 +120,16 @@ def backward_kernel(
     return Backward("triton", backward.jfa_backward.__name__, config, backward.backward, backward.ctas)
 
 
-def hopper_backward(config: HopperBackwardConfig | HopperResidentConfig) -> Backward:
+def hopper_backward(config: HopperBackwardConfig | HopperResidentConfig, problem: Problem) -> Backward:
     """The backward for sm_90 that a configuration is of."""
     if isinstance(config, HopperResidentConfig):
         from jfa.impl.hopper import resident
 
         name = resident.jfa_backward_resident.__name__
-        return Backward("hopper", name, config, resident.backward, resident.ctas, resident.ROLES)
+        return Backward(
+            "hopper", name, config, resident.backward, resident.ctas, resident.cluster(problem), resident.ROLES
+        )
     from jfa.impl.hopper import backward
 
     name = backward.jfa_backward_hopper.__name__
-    return Backward("hopper", name, config, backward.backward, backward.ctas, backward.ROLES)
+    return Backward("hopper", name, config, backward.backward, backward.ctas, roles=backward.ROLES)

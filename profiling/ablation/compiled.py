@@ -21,21 +21,24 @@ def compile_setting(setting: Setting, workload: Workload, arch: int = 90) -> dic
     from jfa.schedule import deal
     from profiling import cross_compile as cross
 
-    options: dict[str, Any] = {
-        "dim": workload.head_dim,
-        "deal": deal(setting.schedule),
-        "broadcast": workload.broadcast_q,
-        "causal": workload.window_bounds[1] == 0,
-    }
-    compilers = {
-        ("hopper", "forward"): cross.compile_hopper_forward,
-        ("triton", "forward"): cross.compile_forward,
-        ("triton", "backward"): cross.compile_backward,
-    }
-    if setting.impl == "hopper":
+    kind = type(setting.config).__name__
+    options: dict[str, Any] = {"dim": workload.head_dim}
+    if kind == "HopperResidentConfig":
+        options["cluster"] = 1 if workload.max_q_len <= 128 else 2
+    else:
+        causal = workload.window_bounds[1] == 0
+        options |= {"deal": deal(setting.schedule), "broadcast": workload.broadcast_q, "causal": causal}
+    if kind == "HopperForwardConfig":
         options["split"] = setting.split
+    compilers = {
+        "HopperForwardConfig": cross.compile_hopper_forward,
+        "HopperBackwardConfig": cross.compile_hopper_backward,
+        "HopperResidentConfig": cross.compile_resident_backward,
+        "ForwardConfig": cross.compile_forward,
+        "BackwardConfig": cross.compile_backward,
+    }
     try:
-        made = compilers[setting.impl, setting.direction](setting.config, arch, **options)  # type: ignore[operator]
+        made = compilers[kind](setting.config, arch, **options)  # type: ignore[operator]
         flags = getattr(setting.config, "ptx_options", "")
         said = cross.ptxas_says(made, f"sm_{arch}a" if arch >= 90 else f"sm_{arch}", flags)
     except Exception as error:  # each compiler has its own kinds

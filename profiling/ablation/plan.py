@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from profiling.errors import UserError
 
 if TYPE_CHECKING:
     from jfa.config import Config
+    from jfa.workloads import Workload
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Switch:
     """One thing that can be otherwise.
 
     Attributes:
-        name: of a field of the configuration, or ``schedule`` or ``split``.
+        name: of a field of the configuration, or ``schedule``, ``split`` or ``dq`` (the kernel, by where dQ adds up).
         full, other: its value in the full configuration, and the one to compare with.
         what: what it is, in a few words.
         extra: the full configuration does without it, so that the ladder does not climb over it.
@@ -42,11 +43,15 @@ class Setting:
     split: bool = True
 
     def changed(self, values: dict[str, Any]) -> Setting:
-        """The same with the switches at these values."""
-        fields = {name: value for name, value in values.items() if name not in ("schedule", "split")}
-        config = replace(self.config, **fields) if fields else self.config
+        """The same with the switches at these values; what the kernel of that ``dq`` does not have stays aside."""
+        config = self.config
+        if values.get("dq", dq_of(config)) != dq_of(config):
+            from jfa.config import hopper_backward_config
+
+            config = hopper_backward_config(values["dq"] == "resident")
+        fields = {name: value for name, value in values.items() if hasattr(config, name)}
         others = {name: values[name] for name in ("schedule", "split") if name in values}
-        return replace(self, config=config, **others)
+        return replace(self, config=replace(config, **fields), **others)
 
 
 @dataclass(frozen=True)
@@ -107,24 +112,41 @@ _TRITON_BACKWARD = (
     ("reduce", "atomic", "dQ added up by TMA, against atomic adds"),
     ("ctas_per_sm", 2, "CTAs that share an SM"),
 )
+_HOPPER_BACKWARD = (
+    ("schedule", "static", "tiles sorted by cost and fetched on demand, against dealt in order"),
+    ("stages", 1, "blocks of queries in flight"),
+    ("prefetch", False, "the next scores started before dQ is stored"),
+    ("dq", "shared", "dQ kept in registers, against added up in memory"),
+    ("k_stages", 1, "tiles of K in flight"),
+    ("v_stages", 1, "tiles of V in flight"),
+    ("dq_slices", 2, "slices of columns in which dQ is stored"),
+    ("dq_buffers", 2, "buffers through which dQ is stored"),
+)
 _OTHERS = {
     ("hopper", "forward"): _HOPPER_FORWARD,
+    ("hopper", "backward"): _HOPPER_BACKWARD,
     ("triton", "forward"): _TRITON_FORWARD,
     ("triton", "backward"): _TRITON_BACKWARD,
 }
-_EXTRA = ("pingpong", "ctas_per_sm")
+_EXTRA = ("pingpong", "ctas_per_sm", "dq_slices", "dq_buffers")
 """Whose other value is one more thing, not one less."""
 
 
-def full_setting(
-    impl: str, direction: str, capability: tuple[int, int] | None, head_dim: int, itemsize: int
-) -> Setting:
-    """The pinned configuration. UserError: there is no such kernel."""
-    from jfa.config import backward_config, forward_config, hopper_forward_config
+def dq_of(config: Config) -> str:
+    """Where a backward for sm_90 adds dQ up: "resident" (in registers) or "shared" (in memory); "" of other kernels."""
+    from jfa.config import HopperBackwardConfig, HopperResidentConfig
 
-    if (impl, direction) not in _OTHERS:
-        known = ", ".join(" ".join(kernel) for kernel in _OTHERS)
-        raise UserError(f"ablate: there is no {direction} of impl {impl}; there are {known}")
+    return {HopperResidentConfig: "resident", HopperBackwardConfig: "shared"}.get(type(config), "")
+
+
+def full_setting(
+    impl: str, direction: str, capability: tuple[int, int] | None, head_dim: int, itemsize: int, resident: bool = False
+) -> Setting:
+    """The pinned configuration; ``resident``: of a backward whose dQ can stay in registers."""
+    from jfa.config import backward_config, forward_config, hopper_backward_config, hopper_forward_config
+
+    if impl == "hopper" and direction == "backward":
+        return Setting(impl, direction, hopper_backward_config(resident), "balanced-dynamic", split=False)
     if impl == "hopper":
         return Setting(impl, direction, hopper_forward_config(head_dim), "balanced-dynamic")
     choose = forward_config if direction == "forward" else backward_config
@@ -135,8 +157,8 @@ def switches_of(full: Setting, names: Sequence[str] = ()) -> tuple[Switch, ...]:
     """The switches whose other value differs from the full setting's, or those named. UserError: the nearest names."""
     found = []
     for name, other, what in _OTHERS[full.impl, full.direction]:
-        value = getattr(full, name) if name in ("schedule", "split") else getattr(full.config, name)
-        if value != other:
+        value = _value(full, name)
+        if value not in (None, other):
             found.append(Switch(name, value, other, what, name in _EXTRA))
     known = [switch.name for switch in found]
     for name in names:
@@ -145,6 +167,27 @@ def switches_of(full: Setting, names: Sequence[str] = ()) -> tuple[Switch, ...]:
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
             raise UserError(f"--switches: the {full.impl} {full.direction} has none named {name!r}; {hint}")
     return tuple(switch for switch in found if not names or switch.name in names)
+
+
+def _value(full: Setting, name: str) -> Any:
+    """The full setting's value of a switch, or the pinned one of the kernel that ``dq`` turns to; None: of neither."""
+    if name in ("schedule", "split"):
+        return getattr(full, name)
+    if name == "dq":
+        return dq_of(full.config)
+    other = full.changed({"dq": "shared"}).config if dq_of(full.config) == "resident" else full.config
+    return getattr(full.config, name, getattr(other, name, None))
+
+
+def can_stay_in_registers(workload: Workload) -> bool:
+    """Whether the backward for sm_90 keeps dQ of this workload in registers."""
+    from jfa.impl.hopper.resident import serves
+    from jfa.validation import Problem
+
+    q_len = workload.max_q_len if workload.broadcast_q else 0
+    longest = (workload.max_q_len, workload.max_kv_len)
+    sizes = (workload.heads, workload.heads_kv, workload.head_dim, workload.total_q, q_len, workload.total_kv, *longest)
+    return serves(Problem(workload.broadcast_q, workload.batch, *sizes, 1.0, *workload.window_bounds))
 
 
 def make_plan(full: Setting, names: Sequence[str] = ()) -> Plan:
@@ -168,4 +211,16 @@ def make_plan(full: Setting, names: Sequence[str] = ()) -> Plan:
         values = values | {switch.name: switch.full}
         variants.append(Variant(f"rung {number}: + {switch.name}", "rung", switch.name, values, before))
         before = variants[-1].name
-    return Plan(full, switches, tuple(variants))
+    return Plan(full, switches, tuple(_that_differ(full, variants)))
+
+
+def _that_differ(full: Setting, variants: Sequence[Variant]) -> Iterator[Variant]:
+    """Without those that turn a switch of a kernel that does not run: nothing differs from what they compare with."""
+    by_name: dict[str, Variant] = {}
+    for variant in variants:
+        known = by_name.get(variant.against)
+        if known is None or full.changed(variant.values) != full.changed(known.values):
+            by_name[variant.name] = variant
+            yield variant if known is None else replace(variant, against=known.name)
+        else:
+            by_name[variant.name] = known

@@ -45,7 +45,7 @@ def ablate(
       python -m profiling ablate --workload hsp-extreme --direction backward --switches schedule -o extreme --resume
     """
     from profiling.ablation import results
-    from profiling.ablation.plan import full_setting, make_plan
+    from profiling.ablation.plan import can_stay_in_registers, full_setting, make_plan
     from profiling.ablation.report import tables, write_report
 
     arguments.choice(direction, arguments.DIRECTIONS, "direction")
@@ -58,8 +58,9 @@ def ablate(
             "ablate compiles kernels and needs torch and Triton, which are not installed here: make install"
         )
     device, capability = _device(compiled, arch)
-    kernel = _kernel(impl, direction, capability)
-    plan = make_plan(full_setting(kernel, direction, capability, work.head_dim, 2), switches or ())
+    kernel = _kernel(impl, capability)
+    resident = kernel == "hopper" and direction == "backward" and can_stay_in_registers(work)
+    plan = make_plan(full_setting(kernel, direction, capability, work.head_dim, 2, resident), switches or ())
     command = f"python -m profiling ablate --workload {workload} --direction {direction} --impl {kernel} -o {output}"
     _claim(output, plan, workload, device, resume, force)
     measured, facts, modelled = None, {}, {}
@@ -106,12 +107,14 @@ def _device(compiled: bool, arch: int) -> tuple[str, tuple[int, int]]:
     return "none", divmod(arch, 10)
 
 
-def _kernel(impl: str, direction: str, capability: tuple[int, int]) -> str:
+def _kernel(impl: str, capability: tuple[int, int]) -> str:
     from jfa.impl import choice
 
+    if impl == "hopper" and not choice.has_tlx():
+        raise UserError("--impl hopper: needs a Triton with TLX (fbtriton), this one has none; pass --impl triton")
     if impl != "auto":
         return impl
-    return "hopper" if direction == "forward" and capability[0] == 9 and choice.has_tlx() else "triton"
+    return "hopper" if capability[0] == 9 and choice.has_tlx() else "triton"
 
 
 def _environment() -> dict[str, Any]:

@@ -120,6 +120,7 @@ def tl_of(world: World, constexpr: Any) -> SimpleNamespace:
         log=torch.log,
         range=range,
         static_range=range,
+        split=lambda values: values.unbind(-1),
         static_assert=static_assert,
     )
 

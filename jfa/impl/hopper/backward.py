@@ -92,12 +92,28 @@ def clear_rest(
 
 
 @triton.jit
-def _add_dq(desc, staging, dq, at, BLOCK_Q: tl.constexpr, WIDTH: tl.constexpr):
-    """Add a warpgroup's columns of dQ to the sum in memory, once what was staged before has left."""
-    tlx.async_descriptor_store_wait(0)
-    tlx.local_store(staging, dq.reshape(1, 1, BLOCK_Q, WIDTH))
-    tlx.fence("async_shared")
-    tlx.async_descriptor_store(desc, staging, at, store_reduce="add")
+def _add_dq(
+    desc, staging, dq, added, start, rows, row, column, OWN: tl.constexpr, SLICES: tl.constexpr, BUFFERS: tl.constexpr
+):
+    """Add a warpgroup's columns of dQ to the sum in memory, in slices of columns through its buffers in turn.
+
+    ``added`` times before; a buffer is filled once what it held has left.
+    """
+    BLOCK_Q: tl.constexpr = dq.shape[0]
+    WIDTH: tl.constexpr = dq.shape[1] // SLICES
+    if SLICES == 2:
+        parts = tl.split(dq.reshape(BLOCK_Q, 2, WIDTH).permute(0, 2, 1))
+    else:
+        parts = (dq,)
+    for part in tl.static_range(SLICES):
+        buffer = OWN
+        if BUFFERS > 1:
+            buffer = OWN + (added * SLICES + part) % BUFFERS
+        tlx.async_descriptor_store_wait(BUFFERS - 1)
+        tlx.local_store(staging[buffer], parts[part].reshape(1, 1, BLOCK_Q, WIDTH))
+        tlx.fence("async_shared")
+        at = hopper.ragged(start, rows, row, column + part * WIDTH)
+        tlx.async_descriptor_store(desc, staging[buffer], at, store_reduce="add")
 
 
 @triton.jit
@@ -145,8 +161,9 @@ def jfa_backward_hopper(
     BLOCK_KV: tl.constexpr,
     DIM: tl.constexpr,
     STAGES: tl.constexpr,
-    K_STAGES: tl.constexpr,
     PREFETCH: tl.constexpr,
+    DQ_SLICES: tl.constexpr,
+    DQ_BUFFERS: tl.constexpr,
     REGISTERS: tl.constexpr,
     DEAL: tl.constexpr,
     LEVEL: tl.constexpr,
@@ -161,19 +178,23 @@ def jfa_backward_hopper(
     MASKED: tl.constexpr = HAS_BEFORE or HAS_AFTER
     dtype = tlx.dtype_of(k_desc)
 
-    k_tiles = tlx.local_alloc((BLOCK_KV, DIM), dtype, K_STAGES)
+    k_tile = tlx.local_alloc((BLOCK_KV, DIM), dtype, 1)
     v_tile = tlx.local_alloc((BLOCK_KV, DIM), dtype, 1)
     q_tiles = tlx.local_alloc((BLOCK_Q, DIM), dtype, STAGES)
     do_tiles = tlx.local_alloc((BLOCK_Q, DIM), dtype, STAGES)
     lse_rows = tlx.local_alloc((BLOCK_Q,), tl.float32, STAGES)
     delta_rows = tlx.local_alloc((BLOCK_Q,), tl.float32, STAGES)
     ds_tile = tlx.local_alloc((BLOCK_KV, BLOCK_Q), dtype, 1)
-    dq_tiles = tlx.local_alloc((1, 1, BLOCK_Q, WIDTH), tl.float32, 2)
-    # dQ's staging serves dV and dK too, when a tile ends: the same bytes, half as wide a type.
-    tl.static_assert(HALF == BLOCK_Q, "a warpgroup's dV fills its own half of the staging")
-    out_tiles = tlx.local_alloc((1, 1, HALF, DIM), dtype, 2, reuse=dq_tiles)
-    k_full = tlx.alloc_barriers(num_barriers=K_STAGES, arrive_count=1)
-    k_empty = tlx.alloc_warp_barrier(num_barriers=K_STAGES, num_warps=4, num_arrivals=2)
+    # Where dQ is staged, dV and dK are too, when a tile ends: a warpgroup's part holds PLACES slices of dQ, or
+    # OUT_PLACES tiles of dV, of which it uses the first.
+    OUT_SLICES: tl.constexpr = HALF * DIM * tlx.size_of(tlx.dtype_of(k_desc)) // (BLOCK_Q * WIDTH // DQ_SLICES * 4)
+    tl.static_assert(OUT_SLICES * BLOCK_Q * WIDTH // DQ_SLICES * 4 == HALF * DIM * tlx.size_of(tlx.dtype_of(k_desc)))
+    OUT_PLACES: tl.constexpr = (DQ_BUFFERS + OUT_SLICES - 1) // OUT_SLICES
+    PLACES: tl.constexpr = OUT_PLACES * OUT_SLICES
+    dq_tiles = tlx.local_alloc((1, 1, BLOCK_Q, WIDTH // DQ_SLICES), tl.float32, 2 * PLACES)
+    out_tiles = tlx.local_alloc((1, 1, HALF, DIM), dtype, 2 * OUT_PLACES, reuse=dq_tiles)
+    k_full = tlx.alloc_barriers(num_barriers=1, arrive_count=1)
+    k_empty = tlx.alloc_warp_barrier(num_barriers=1, num_warps=4, num_arrivals=2)
     v_full = tlx.alloc_barriers(num_barriers=1, arrive_count=1)
     v_empty = tlx.alloc_warp_barrier(num_barriers=1, num_warps=4, num_arrivals=2)
     q_full = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=1)
@@ -211,13 +232,16 @@ def jfa_backward_hopper(
             while tile < tile_count:
                 q_start, q_len = primitives.sequence(q_offsets, batch, BROADCAST_Q, q_uniform)
                 kv_start, kv_len = primitives.sequence(kv_offsets, batch, False, 0)
-                first = block * BLOCK_KV
                 head = tile % heads_kv
+                named = tile
+                if not MASKED:
+                    head, block, named = hopper.side_by_side(tile, block, heads_kv, (kv_len + BLOCK_KV - 1) // BLOCK_KV)
+                first = block * BLOCK_KV
                 slot = turn % _SLOTS
                 noted = hopper.wait(
-                    item_empty[slot], ((turn // _SLOTS) & 1) ^ 1, lane, noted, capacity, _ITEM_EMPTY, slot, tile, LEVEL
+                    item_empty[slot], ((turn // _SLOTS) & 1) ^ 1, lane, noted, capacity, _ITEM_EMPTY, slot, named, LEVEL
                 )
-                hopper.put(item_tile[slot], tile)
+                hopper.put(item_tile[slot], named)
                 hopper.put(item_batch[slot], batch)
                 hopper.put(item_first[slot], first)
                 hopper.put(item_q_start[slot], q_start)
@@ -236,9 +260,8 @@ def jfa_backward_hopper(
                     o_start = batch * q_uniform
                 stats = stat_row(q_start, batch, q_uniform, BROADCAST_Q, BLOCK_Q)
 
-                stage, phase = _turn_of(turn, K_STAGES)
-                noted = hopper.wait(k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, tile, LEVEL)
-                hopper.load(k_desc, k_tiles[stage], k_full[stage], kv_start, kv_len, first, head * DIM)
+                noted = hopper.wait(k_empty[0], (turn & 1) ^ 1, lane, noted, capacity, _K_EMPTY, -1, named, LEVEL)
+                hopper.load(k_desc, k_tile[0], k_full[0], kv_start, kv_len, first, head * DIM)
 
                 next_tile = tile_count
                 next_batch = 0
@@ -251,7 +274,7 @@ def jfa_backward_hopper(
                     column = q_head * DIM
                     stat = tl.full((), 0, tl.int64) + q_head
                     stat = stat * stat_rows + stats + row
-                    noted = hopper.wait(q_empty[stage], phase ^ 1, lane, noted, capacity, _Q_EMPTY, stage, tile, LEVEL)
+                    noted = hopper.wait(q_empty[stage], phase ^ 1, lane, noted, capacity, _Q_EMPTY, stage, named, LEVEL)
                     tlx.barrier_expect_bytes(q_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype) + BLOCK_Q * 4)
                     tlx.async_descriptor_load(
                         q_desc, tlx.local_reshape(q_tiles[stage], [1, 1, BLOCK_Q, DIM]),
@@ -260,11 +283,11 @@ def jfa_backward_hopper(
                     tlx.async_load(stat_lse + stat, lse_rows[stage], bulk=True, barrier=q_full[stage])
                     if step == 0:
                         noted = hopper.wait(
-                            v_empty[0], (turn & 1) ^ 1, lane, noted, capacity, _V_EMPTY, -1, tile, LEVEL
+                            v_empty[0], (turn & 1) ^ 1, lane, noted, capacity, _V_EMPTY, -1, named, LEVEL
                         )
                         hopper.load(v_desc, v_tile[0], v_full[0], kv_start, kv_len, first, head * DIM)
                     noted = hopper.wait(
-                        do_empty[stage], phase ^ 1, lane, noted, capacity, _DO_EMPTY, stage, tile, LEVEL
+                        do_empty[stage], phase ^ 1, lane, noted, capacity, _DO_EMPTY, stage, named, LEVEL
                     )
                     tlx.barrier_expect_bytes(do_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype) + BLOCK_Q * 4)
                     tlx.async_descriptor_load(
@@ -307,6 +330,8 @@ def jfa_backward_hopper(
             used = 0
             noted = hopper.wait(item_full[0], 0, lane, noted, capacity, _ITEM_FULL, 0, tile, LEVEL)
             tile = hopper.get(item_tile[0])
+            k_own = tlx.local_slice(k_tile[0], [wg * HALF, 0], [HALF, DIM])
+            k_half = tlx.local_slice(k_tile[0], [0, wg * WIDTH], [BLOCK_KV, WIDTH])
             v_own = tlx.local_slice(v_tile[0], [wg * HALF, 0], [HALF, DIM])
             ds_own = tlx.local_slice(ds_tile[0], [wg * HALF, 0], [HALF, BLOCK_Q])
             while tile >= 0:
@@ -332,10 +357,7 @@ def jfa_backward_hopper(
                 tail = first + BLOCK_KV > kv_len
                 dk_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
                 dv_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
-                k_stage, phase = _turn_of(turn, K_STAGES)
-                k_own = tlx.local_slice(k_tiles[k_stage], [wg * HALF, 0], [HALF, DIM])
-                k_half = tlx.local_slice(k_tiles[k_stage], [0, wg * WIDTH], [BLOCK_KV, WIDTH])
-                noted = hopper.wait(k_full[k_stage], phase, lane, noted, capacity, _K_FULL, k_stage, tile, LEVEL)
+                noted = hopper.wait(k_full[0], turn & 1, lane, noted, capacity, _K_FULL, -1, tile, LEVEL)
                 total = steps * group
                 if PREFETCH:
                     stage, phase = _turn_of(used, STAGES)
@@ -384,7 +406,7 @@ def jfa_backward_hopper(
                     tlx.barrier_arrive(do_empty[stage], 1)
                     noted = hopper.wait(ds_full[0], used & 1, lane, noted, capacity, _DS_FULL, -1, tile, LEVEL)
                     dq = tlx.async_dot(tlx.local_trans(ds_tile[0]), k_half)
-                    at = hopper.ragged(q_start, q_len, row, q_head * DIM + wg * WIDTH)
+                    column = q_head * DIM + wg * WIDTH
                     if PREFETCH:
                         more = step + 1 < total
                         stage_ahead, phase = _turn_of(used + more.to(tl.int32), STAGES)
@@ -398,7 +420,9 @@ def jfa_backward_hopper(
                         scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage_ahead]))
                         dq = tlx.async_dot_wait(1, dq)
                         tlx.barrier_arrive(ds_empty[0], 1)
-                        _add_dq(dq_desc, dq_tiles[wg], dq, at, BLOCK_Q, WIDTH)
+                        _add_dq(
+                            dq_desc, dq_tiles, dq, used, q_start, q_len, row, column, wg * PLACES, DQ_SLICES, DQ_BUFFERS
+                        )
                         scores = tlx.async_dot_wait(0, scores)
                         if not more:
                             tlx.barrier_arrive(q_empty[stage], 1)
@@ -407,18 +431,20 @@ def jfa_backward_hopper(
                         tlx.barrier_arrive(q_empty[stage], 1)
                         dq = tlx.async_dot_wait(0, dq)
                         tlx.barrier_arrive(ds_empty[0], 1)
-                        _add_dq(dq_desc, dq_tiles[wg], dq, at, BLOCK_Q, WIDTH)
+                        _add_dq(
+                            dq_desc, dq_tiles, dq, used, q_start, q_len, row, column, wg * PLACES, DQ_SLICES, DQ_BUFFERS
+                        )
                     used += 1
-                tlx.barrier_arrive(k_empty[k_stage], 1)
+                tlx.barrier_arrive(k_empty[0], 1)
                 at = hopper.ragged(kv_start, kv_len, first + wg * HALF, head * DIM)
                 tlx.async_descriptor_store_wait(0)
-                tlx.local_store(out_tiles[wg], dv_acc.to(dtype).reshape(1, 1, HALF, DIM))
+                tlx.local_store(out_tiles[wg * OUT_PLACES], dv_acc.to(dtype).reshape(1, 1, HALF, DIM))
                 tlx.fence("async_shared")
-                tlx.async_descriptor_store(dv_desc, out_tiles[wg], at)
+                tlx.async_descriptor_store(dv_desc, out_tiles[wg * OUT_PLACES], at)
                 tlx.async_descriptor_store_wait(0)
-                tlx.local_store(out_tiles[wg], (dk_acc * scale).to(dtype).reshape(1, 1, HALF, DIM))
+                tlx.local_store(out_tiles[wg * OUT_PLACES], (dk_acc * scale).to(dtype).reshape(1, 1, HALF, DIM))
                 tlx.fence("async_shared")
-                tlx.async_descriptor_store(dk_desc, out_tiles[wg], at)
+                tlx.async_descriptor_store(dk_desc, out_tiles[wg * OUT_PLACES], at)
                 instrument.end_span(lane, begun, capacity, tile, LEVEL, 2, True)
                 turn += 1
                 noted = hopper.wait(
@@ -468,8 +494,8 @@ def jfa_stats(
 ):
     """What the softmax's gradient needs of each row, padded as `stat_row` says: lse in log2 units, and delta.
 
-    A shared Q's rows are padded to a multiple of ``PAD``, others to one of ``ROWS``. A sequence without keys, whose rows
-    no tile looks for, is left out.
+    A shared Q's rows are padded to a multiple of ``PAD``, others to one of ``ROWS``. A sequence without keys, whose
+    rows no tile looks for, is left out.
 
     delta = Σ_d out·grad_out − grad_lse. Rows that do not exist or see nothing get an lse of +inf, so that their weights
     are 0, and a delta of 0: the lse of a row that sees nothing is a constant, whose gradient, often NaN, goes nowhere.
@@ -600,7 +626,7 @@ def backward(
             launch.ragged_descriptor(grad_rows, config.block_q),
             launch.ragged_descriptor(k_rows, config.block_kv),
             launch.ragged_descriptor(v_rows, config.block_kv),
-            launch.ragged_descriptor(launch.as_rows(dq_sum), config.block_q, dim // 2),
+            launch.ragged_descriptor(launch.as_rows(dq_sum), config.block_q, dim // 2 // config.dq_slices),
             launch.ragged_descriptor(launch.as_rows(dk), half),
             launch.ragged_descriptor(launch.as_rows(dv), half),
             dk,
@@ -631,8 +657,9 @@ def backward(
             BLOCK_KV=config.block_kv,
             DIM=dim,
             STAGES=config.stages,
-            K_STAGES=config.k_stages,
-            PREFETCH=config.prefetch,
+            PREFETCH=config.prefetch and config.stages > 1,
+            DQ_SLICES=config.dq_slices,
+            DQ_BUFFERS=config.dq_buffers,
             REGISTERS=config.registers,
             DEAL=schedule.deal(run.schedule),
             LEVEL=run.recorder.number,

@@ -501,16 +501,16 @@ def backward(
     """
     toolchain.require_safe_ptxas("the backward for sm_90")
     dim, heads = problem.head_dim, problem.heads
-    cluster = _cluster(problem)
+    together = cluster(problem)
     dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
     dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
     facts = {"heads": heads, "head_dim": dim}
-    sizes = (ROWS // 2, cluster * ROWS)
+    sizes = (ROWS // 2, together * ROWS)
     stats = shared.statistics(grad_rows, grad_lse, out, lse, kv_offsets, None, problem, *sizes, run)
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     grid = ctas(run, problem, config, q.device)
-    for first_row in range(0, problem.q_len, cluster * ROWS):
+    for first_row in range(0, problem.q_len, together * ROWS):
         recorder = run.recorder if first_row == 0 else instrument.OFF
         with instrument.launch_range("jfa_backward", run.schedule, **facts):
             compiled = jfa_backward_resident[(grid,)](
@@ -538,7 +538,7 @@ def backward(
                 problem.scale,
                 recorder.buffer,
                 recorder.capacity,
-                CLUSTER=cluster,
+                CLUSTER=together,
                 ADD=first_row > 0,
                 BLOCK_KV=config.block_kv,
                 DIM=dim,
@@ -549,19 +549,20 @@ def backward(
                 num_warps=4,
                 num_stages=1,
                 ptx_options=config.ptx_options,
-                **({"ctas_per_cga": (cluster, 1, 1)} if cluster > 1 else {}),
+                **({"ctas_per_cga": (together, 1, 1)} if together > 1 else {}),
             )
         run.compiled.append(compiled)
     return baseline.rounded(dq_sum, q.dtype, problem.scale, run, facts), dk, dv
 
 
-def _cluster(problem: Problem) -> int:
+def cluster(problem: Problem) -> int:
+    """CTAs that do a tile together."""
     return 1 if problem.q_len <= ROWS else 2
 
 
 def ctas(run: launch.Run, problem: Problem, config: HopperResidentConfig, device: torch.device) -> int:
     """CTAs of a launch: as many as run at once, whatever the schedule."""
-    return launch.sm_count(device) // _cluster(problem) * _cluster(problem)
+    return launch.sm_count(device) // cluster(problem) * cluster(problem)
 
 
 def serves(problem: Problem) -> bool:

@@ -89,7 +89,7 @@ class HopperResidentConfig:
 
     block_kv: int = 64
     k_stages: int = 2
-    v_stages: int = 2
+    v_stages: int = 1
     registers: int = 160
     ptx_options: str = "--regAllocOptLevel=5"
 
@@ -158,6 +158,19 @@ def hopper_forward_config(head_dim: int) -> HopperForwardConfig:
 
 def hopper_backward_config(resident: bool) -> HopperBackwardConfig | HopperResidentConfig:
     """The warp-specialised backward's configuration, by whether dQ can stay in registers."""
+    # Measured on an H200, bf16, D 128, `reports/ablation`; ms on hsp-loguniform, hsp-half-empty and hsp-extreme:
+    #   dQ in registers                      3.39, 1.63, 0.93
+    #   and two tiles of V in flight         3.46, 1.66, 0.93
+    #   and one tile of K in flight          3.94, 1.89, 1.14, with two of V
+    #   dQ added up in memory                4.09, 1.96, 1.21
+    # That one, TFLOP/s on self-lognormal, dense-512, dense-1024, dense-2048 and dense-4096:
+    #   this                                 531, 392, 467, 508, 550
+    #   without prefetch                     524, 392, 462, 504, 541
+    #   in another run this                  530, 384, 469, 525, 534
+    #   and three stages                     533, 385, 471, 528, 525
+    #   and two tiles of K in flight         515, 382, 454, 510, 514
+    # Alike or slower too: dQ's product before dK's; whole dQ by one warpgroup, in turns; dQ's rows begun elsewhere by
+    # each tile. A tile of queries of 128 does not fit the registers.
     return HopperResidentConfig() if resident else HopperBackwardConfig()
 
 

@@ -18,6 +18,11 @@ def load(workload: str = "hsp-loguniform", direction: str = "forward", schedule:
     return Recording.read(path)
 
 
+def waits(workload: str, direction: str) -> Recording:
+    """One at level wait, of a kernel for sm_90: tiny forward and backward (dQ in registers), tiny-causal backward."""
+    return Recording.read(DATA / "waits" / f"{workload}_{direction}.parquet")
+
+
 def names() -> list[str]:
     """workload_direction_schedule of each."""
     return sorted(path.stem for path in DATA.glob("*.parquet"))

@@ -20,7 +20,12 @@ REMEDIES = {
     "issuing": "the tensor cores are taken in turns: try without ping-pong",
     "item_full": "the next tile arrives late: fetch it earlier, or take longer tiles",
     "working": "the late role does too much between its waits: move work to another role",
+    "ds_full": "the warpgroups exchange dS in each step: keep dQ in registers, or more work between the two",
+    "weights_full": "what makes P and dS is late: more stages of the other side, fewer instructions a score",
+    "weights_empty": "what uses P and dS is late: a second buffer of them, or fewer bytes through shared memory",
+    "part_full": "the other CTA of the pair is late: even shares, or send its part earlier",
 }
+"""By what the late role does, or by the barrier, where that says more."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def _who(recording: Recording, roles: tuple[str, ...], barrier: str) -> tuple[st
 def _words(
     roles: tuple[str, ...], work: float, waited: float, barrier: str, share: float, who: str, doing: str
 ) -> tuple[str, str]:
-    names = " and ".join(roles)
+    names = " and ".join([", ".join(roles[:-1]), roles[-1]] if len(roles) > 1 else roles)
     if waited < LITTLE or not barrier:
         return (
             f"{names} wait for {percent(waited)} of their time only: the kernel is bound by what they compute",

@@ -76,8 +76,13 @@ def tiles_of(recording: Recording) -> Tiles:
 
     Raises:
         RecordingError: no tiles, lengths missing, events lost, or sequences cut into parts, whose pieces have no length
-            of their own to be sorted by.
+            of their own to be sorted by; or a kernel that no schedule deals to.
     """
+    if recording.get("kernel.config.kind") == "HopperResidentConfig":
+        raise RecordingError(
+            f"{recording.source}: its CTAs take equal shares of the tiles whatever the schedule, so that there is "
+            "nothing to replay; record --impl triton, or jagged queries"
+        )
     if recording.get("kernel.split"):
         raise RecordingError(
             f"{recording.source}: its long sequences are cut into parts; replay one without cuts (record --impl triton)"

@@ -56,8 +56,9 @@ class TestOnTheGpu:
     @pytest.mark.parametrize("scale", [0.0, -0.2, 3.0])
     @pytest.mark.parametrize("masked", [False, True])
     def test_scale(self, scale, masked):
-        inputs, results = run(dataclasses.replace(RESTS, causal=masked), scale=scale)
-        assert_results_close(results, inputs, scale=scale, **({"causal": True} if masked else {}))
+        case = dataclasses.replace(RESTS, causal=masked)
+        inputs, results = run(case, scale=scale)
+        assert_results_close(results, inputs, scale=scale, **case.bounds)
 
     @pytest.mark.parametrize("name", LARGE_CASES)
     def test_large_shapes(self, name):

@@ -11,6 +11,7 @@ import typer
 
 import profiling
 from profiling.commands.ablate import ablate
+from profiling.commands.ablation_page import ablation_page
 from profiling.commands.advise import advise
 from profiling.commands.bench import bench
 from profiling.commands.compare import compare
@@ -31,7 +32,7 @@ from profiling.commands.waits import waits
 
 COMMANDS: list[Callable[..., Any]] = [
     demo, doctor, record, show, waits, schedules, advise, sweep, heatmap, compare, report, export, bench, ablate,
-    diff_report, ncu, ncu_collect, launch,
+    ablation_page, diff_report, ncu, ncu_collect, launch,
 ]  # fmt: skip
 
 HELP = """Where does the SM time of an attention kernel over jagged lengths go?

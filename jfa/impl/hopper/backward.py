@@ -4,8 +4,6 @@ Roles of a CTA: ``load`` (the default warps) brings K and V of a tile and Q, dO 
 two ``mma`` warpgroups own half of the tile's keys each. Scores are transposed (keys are rows), so that P and dS are the
 register operands of dV += P^T dO and dK += dS^T Q. For dQ = dS K, which needs all keys, both put their dS into shared
 memory, and each multiplies it with half of K's columns and adds its half of dQ to the sum in memory.
-
-It compiles for sm_90 and has not run on a GPU yet: the op's backward is the one in plain Triton.
 """
 
 from __future__ import annotations

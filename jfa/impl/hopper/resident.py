@@ -9,8 +9,6 @@ tile; ``mma0`` and ``mma1`` have half of the rows each: scores, dP, and dQ += dS
 memory, where ``mma2`` makes of all rows dV = P^T dO and dK = dS^T Q, whole in one CTA, and partial in a pair: there
 each CTA sends one of them to the other through distributed shared memory, in the inputs' type, and adds what it got to
 its own.
-
-It compiles for sm_90 and has not run on a GPU yet: the op's backward is the one in plain Triton.
 """
 
 from __future__ import annotations

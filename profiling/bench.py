@@ -3,8 +3,8 @@
 Every implementation runs once in each round, in an order that changes from round to round, so that a clock that drifts,
 a neighbour that wakes up or what ran just before is shared by all. Before each run a buffer larger than the L2 cache is
 overwritten: the inputs are cold, as they are in a model where other layers ran in between; and the GPU is kept busy for
-a millisecond or more, so that the host runs ahead and its launches leave no gaps. Times are CUDA events' (GPU time between two
-points of the stream, the building of the tile table included); the grade is `measured`.
+a millisecond or more, so that the host runs ahead and its launches leave no gaps. Times are CUDA events' (GPU time
+between two points of the stream, the building of the tile table included); the grade is `measured`.
 """
 
 from __future__ import annotations

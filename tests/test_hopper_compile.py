@@ -54,6 +54,8 @@ VARIANTS = {
     "backward-causal": {"direction": "backward", "broadcast": False, "causal": True},
     "backward-d64": {"direction": "backward", "dim": 64},
     "backward-wait": {"direction": "backward", "level": 3},
+    "backward-plain": {"direction": "backward", "config": {"prefetch": False}},
+    "backward-staged": {"direction": "backward", "config": {"dq_slices": 2, "dq_buffers": 3}},
     "resident": {"direction": "resident", "cluster": 1},
     "resident-d64": {"direction": "resident", "cluster": 1, "dim": 64},
     "resident-pair": {"direction": "resident"},
@@ -78,7 +80,7 @@ def facts(tmp_path_factory) -> dict[str, dict]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_it_fits_and_wgmma_runs_asynchronously(facts, name):
-    """Spills stay outside the loop over keys, but for a few with a mask or the recorder.
+    """Spills stay outside the loop over keys, but for a few with a mask, the recorder or scores fetched ahead.
 
     "serialized" is ptxas's word for an MMA that waits for itself.
     """
@@ -90,10 +92,13 @@ def test_it_fits_and_wgmma_runs_asynchronously(facts, name):
     config = HopperResidentConfig() if resident else HopperForwardConfig()
     # 65,536 over the threads, those that load included, then reallocated
     assert re.search(r"Used (\d+) registers", fact["ptxas"])[1] == ("128" if resident else "168")
-    assert fact["stack"] <= (0 if name.endswith("d64") or name == "resident-pair" else 80)
+    backward = name.startswith("backward") and not name.endswith("d64")
+    assert fact["stack"] <= (0 if name.endswith("d64") or name == "resident-pair" else 112 if backward else 80)
     assert fact["reallocated_to"].count(str(config.registers)) == groups, "setmaxnreg was dropped"
     assert len(fact["loop_spills"]) == groups, "a loop over keys for each warpgroup"
-    assert max(fact["loop_spills"]) <= (3 if re.search("causal|window|tile|wait", name) else 0)
+    few = 20 if name == "backward-wait" else 6 if backward else 3 if re.search("causal|window|tile|wait", name) else 0
+    few = 0 if name == "backward-plain" else few
+    assert max(fact["loop_spills"]) <= few
 
 
 def test_spills_in_a_loop_are_seen():
@@ -124,7 +129,7 @@ def main(variants: dict[str, dict]) -> None:
             config = HopperResidentConfig()
             made = cross_compile.compile_resident_backward(config, **options)
         else:
-            config = HopperBackwardConfig()
+            config = dataclasses.replace(HopperBackwardConfig(), **changes)
             made = cross_compile.compile_hopper_backward(config, **options)
         found[name] = {
             "shared": made.shared,

@@ -13,6 +13,7 @@ from ncu_reports import unpack
 from pipeline import Pipeline, recording
 from synthetic import synthetic_recording
 
+from profiling import examples
 from profiling.__main__ import main
 from profiling.errors import RecordingError
 from profiling.late import late, twin
@@ -41,6 +42,27 @@ def share_of(table, **where) -> float:
     for name, value in where.items():
         table = table[table[name] == value]
     return float(table["share"].sum())
+
+
+@pytest.mark.parametrize(
+    ("workload", "direction", "roles"),
+    [
+        ("tiny", "forward", ["load", "mma0", "mma1"]),
+        ("tiny", "backward", ["load", "mma0", "mma1", "mma2"]),
+        ("tiny-causal", "backward", ["load", "mma0", "mma1"]),
+    ],
+)
+def test_the_recordings_in_the_package_account_for_every_role(workload, direction, roles):
+    """Measured on an H200: parts add up to each role's life, and every late producer is a role of the kernel."""
+    found = examples.waits(workload, direction)
+    parts = role_time(found)
+    assert sorted(parts["role"].unique()) == roles and found.lost == 0
+    assert (parts["total_ns"] >= 0).all()
+    assert parts.groupby("role")["share"].sum().to_numpy() == pytest.approx(1.0, abs=0.01)
+    assert set(late(found)["late"]) <= {*roles, ""}
+    lost = lost_time(found)
+    assert lost.work + lost.between + sum(lost.waits.values()) == pytest.approx(1.0, abs=0.01)
+    assert lost.remedy and lost.barrier in lost.words
 
 
 def test_counts_sums_and_phases():

@@ -27,7 +27,8 @@ MEANING = {
     "gmma": "waiting for a warpgroup's MMA: more MMAs in flight, or other work between issue and wait",
     "imc_miss": "waiting for a constant: fewer different constants",
     "lg_throttle": "the queue for global and local memory is full: fewer or wider accesses",
-    "long_scoreboard": "waiting for data from global or local memory: more loads in flight, earlier, or fewer spills",
+    "long_scoreboard": "waiting for data from global or local memory, or at an mbarrier (SYNCS): more loads in flight, "
+    "earlier, or fewer spills; `waits` of a recording tells barriers apart",
     "math_pipe_throttle": "waiting for a busy math pipe: fewer instructions of that pipe",
     "membar": "waiting for a memory fence",
     "mio_throttle": "the queue for shared memory and special functions is full: fewer or wider accesses",

@@ -71,11 +71,7 @@ def record_launcher(
             f"level wait: the {launcher.impl} {launcher.direction} has no roles that wait for each other; record it "
             "on an sm_90 GPU with impl hopper, or at level tile"
         )
-    capacity = _capacity(launcher, workload, level)
-
-    def recorder() -> Recorder:
-        return instrument.Recorder.allocate(level, launcher.ctas * len(launcher.roles), capacity, device)
-
+    recorder = partial(room, launcher, workload, level, device)
     with instrument.workload_label(workload.name):
         clock = GpuClock()
         durations = _durations(launcher, recorder(), clock, repeats)
@@ -102,6 +98,14 @@ def record_launcher(
     columns = partial(_tile_columns, launcher=launcher, workload=workload)
     frames = [rows_of(spans, launcher.roles, level, columns, index) for index, spans in enumerate(taken)]
     return Recording(pd.concat(frames, ignore_index=True), metadata)
+
+
+def room(launcher: Launcher, workload: Workload, level: str, device: torch.device) -> Recorder:
+    """A recorder with a lane a CTA and role, and room for all that they note."""
+    from jfa.instrument import Recorder
+
+    lanes = launcher.ctas * len(launcher.roles)
+    return Recorder.allocate(level, lanes, _capacity(launcher, workload, level), device)
 
 
 def _capacity(launcher: Launcher, workload: Workload, level: str) -> int:
@@ -222,16 +226,17 @@ def _resources(launcher: Launcher, recorder: Recorder) -> dict[str, Any]:
     """
     from jfa.instrument import OFF
 
-    found = {}
-    for name, which in (("plain_resources", OFF), ("recorded_resources", recorder)):
-        kernel = launcher.run(which).compiled[-1]
-        # Triton calls the stack frame, in words, spills.
-        found[name] = {
-            "registers": kernel.n_regs,
-            "stack_bytes": 4 * kernel.n_spills,
-            "shared_bytes": kernel.metadata.shared,
-        }
-    return found
+    return {"plain_resources": resources_of(launcher, OFF), "recorded_resources": resources_of(launcher, recorder)}
+
+
+def resources_of(launcher: Launcher, recorder: Recorder) -> dict[str, int]:
+    """Registers a thread, stack frame and SMEM in bytes; empty where the kernel is interpreted."""
+    compiled = launcher.run(recorder).compiled
+    if not compiled or not hasattr(compiled[-1], "n_regs"):
+        return {}
+    kernel = compiled[-1]
+    # Triton calls the stack frame, in words, spills.
+    return {"registers": kernel.n_regs, "stack_bytes": 4 * kernel.n_spills, "shared_bytes": kernel.metadata.shared}
 
 
 def _command(workload: Workload, launcher: Launcher, level: str, launches: int, repeats: int) -> str:

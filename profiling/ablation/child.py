@@ -159,12 +159,9 @@ def worst_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> floa
 def resources(launcher: Launcher) -> dict[str, Any]:
     """What the compiler gave the kernel; nothing where it is interpreted."""
     from jfa.instrument import OFF
+    from profiling.record import resources_of
 
-    compiled = launcher.run(OFF).compiled
-    kernel = compiled[-1] if compiled else None
-    if kernel is None or not hasattr(kernel, "n_regs"):
-        return {}
-    return {"registers": kernel.n_regs, "stack": 4 * kernel.n_spills, "shared": kernel.metadata.shared}
+    return {name.removesuffix("_bytes"): value for name, value in resources_of(launcher, OFF).items()}
 
 
 def why(workload: Workload, setting: Setting, device: torch.device) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from profiling.commands.heatmap import heatmap
 from profiling.commands.launch import launch
 from profiling.commands.ncu import ncu
 from profiling.commands.ncu_collect import ncu_collect
+from profiling.commands.overhead import overhead
+from profiling.commands.race import race
 from profiling.commands.record import record
 from profiling.commands.report import report
 from profiling.commands.schedules import schedules
@@ -31,8 +33,8 @@ from profiling.commands.sweep import sweep
 from profiling.commands.waits import waits
 
 COMMANDS: list[Callable[..., Any]] = [
-    demo, doctor, record, show, waits, schedules, advise, sweep, heatmap, compare, report, export, bench, ablate,
-    ablation_page, diff_report, ncu, ncu_collect, launch,
+    demo, doctor, record, overhead, show, waits, schedules, race, advise, sweep, heatmap, compare, report, export,
+    bench, ablate, ablation_page, diff_report, ncu, ncu_collect, launch,
 ]  # fmt: skip
 
 HELP = """Where does the SM time of an attention kernel over jagged lengths go?

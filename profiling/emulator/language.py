@@ -28,10 +28,19 @@ class Cta:
         self.barriers: list[Barrier] = []
         self.named: dict[int, NamedBarrier] = {}
         self.bytes = 0
+        self.start: Task | None = None
+        self.allocated = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether its shared memory is gone."""
+        return self.start is not None and self.start.finished
 
     def twin(self, of: Any, rank: int) -> Any:
         """The other CTA's object at the same place as this one's."""
         other = self.cluster[rank]
+        if other.ended:
+            raise EmulationError(f"reaches into CTA {other.index}, which has ended")
         if isinstance(of, Barrier):
             return other.barriers[self.barriers.index(of)]
         return other.allocations[self.allocations.index(of)]
@@ -167,6 +176,8 @@ def tlx_of(world: World) -> SimpleNamespace:
         world.pause()
 
     def fence(scope: str) -> None:
+        if scope != "async_shared":
+            return
         for cta in world.me().cta.cluster:
             for allocation in cta.allocations:
                 allocation.unfenced = [write for write in allocation.unfenced if write[0] is not world.me()]
@@ -214,7 +225,7 @@ def tlx_of(world: World) -> SimpleNamespace:
 
     def async_descriptor_store_wait(left: int) -> None:
         task = world.me()
-        before = task.stores[: len(task.stores) - left]
+        before = task.stores[: max(len(task.stores) - left, 0)]
         world.pause("its TMA stores", lambda: all(store.done for store in before))
 
     def async_remote_shmem_copy(target: View, source: View, rank: int, barrier: Barrier) -> None:
@@ -224,8 +235,11 @@ def tlx_of(world: World) -> SimpleNamespace:
         size = source.values.numel() * source.values.element_size()
         begin = target.values.storage_offset() * target.values.element_size()
         arrives = cta.twin(barrier, int(rank))
+        other = cta.cluster[int(rank)]
 
         def work() -> None:
+            if other.ended:
+                raise EmulationError(f"a copy comes to CTA {other.index}, which has ended")
             there.data[begin : begin + size] = source.values.contiguous().view(-1).view(torch.uint8)
             arrives.complete(size)
 
@@ -244,9 +258,10 @@ def tlx_of(world: World) -> SimpleNamespace:
     def async_dot_wait(left: int, value: Any) -> Any:
         world.pause()
         task = world.me()
-        for product in task.products[: len(task.products) - left]:
+        old = max(len(task.products) - left, 0)
+        for product in task.products[:old]:
             product.settle()
-        task.products = task.products[len(task.products) - left :]
+        task.products = task.products[old:]
         if isinstance(value, Product):
             if value.value is None:
                 raise EmulationError("async_dot_wait returns a product that it does not wait for")

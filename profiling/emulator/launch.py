@@ -52,7 +52,8 @@ class EmulatedKernel:
             ctas = [Cta(world, first + rank, grid, rank) for rank in range(cluster)]
             for cta in ctas:
                 cta.cluster = ctas
-                world.tasks.append(task_of(world, cta, "start", 4, 0, partial(body, *values, **given)))
+                cta.start = task_of(world, cta, "start", 4, 0, partial(body, *values, **given))
+                world.tasks.append(cta.start)
             world.run()
             self.steps += world.steps
         self.launches += 1
@@ -97,6 +98,9 @@ class Source:
     def _run_tasks(self, blocks: list[tuple[dict[str, Any], Callable[[], None]]]) -> None:
         """Start the roles of the CTA that is here, and wait for them."""
         cta = self.world.me().cta
+        cta.allocated = True
+        # As the compiler has it: a cluster's CTAs meet once their barriers are there, and never again.
+        self.world.pause("its cluster", lambda: all(other.allocated for other in cta.cluster))
         started = []
         for number, (options, body) in enumerate(blocks):
             for replica in range(options.get("replicate", 1)):

@@ -27,9 +27,12 @@ class Later:
 
     what: str
     work: Callable[[], None]
+    cta: Any
     done: bool = False
 
     def run(self) -> None:
+        if self.cta.ended:
+            raise EmulationError(f"{self.what} is still to come when CTA {self.cta.index} has ended")
         self.work()
         self.done = True
 
@@ -72,7 +75,7 @@ class World:
 
     def later(self, what: str, work: Callable[[], None]) -> Later:
         """Issue work that happens at any moment from now on."""
-        issued = Later(what, work)
+        issued = Later(what, work, self.me().cta)
         self.pending.append(issued)
         return issued
 

@@ -139,8 +139,10 @@ def plan(
     if not isinstance(schedule, str):
         raise TypeError(f"schedule must be the name of one to plan: got {type(schedule).__name__}")
     problem = validate(
-        q, k, k, kv_offsets, q_offsets, max_q_len, max_kv_len, None, causal, window, False, impl, schedule
+        q, k, k, kv_offsets, q_offsets, max_q_len, max_kv_len, None, causal, window, deterministic, impl, schedule
     )
+    if impl == "reference":
+        raise ValueError("impl='reference' has no tiles to plan: call it without a plan, or plan for another impl")
     check_kernel_limits(q.dtype, problem.head_dim, impl)
     _check_device("plan", q, ", which needs no plan")
     if _reading_is_wanted(q):
@@ -349,8 +351,9 @@ def _fixed_order(offsets: tuple[Tensor, Tensor | None], problem: Problem, q: Ten
     from jfa.impl.triton.dq import FixedOrder
 
     config = dq_config(launch.capability(q.device), problem.head_dim, q.element_size())
-    empty = problem.broadcast_q or problem.total_q == 0 or problem.total_kv == 0
-    return FixedOrder(config, None if empty else forward_items(*offsets, problem, config.block_q, "static"))
+    if problem.broadcast_q:
+        return FixedOrder(config, None)
+    return FixedOrder(config, forward_items(*offsets, problem, config.block_q, "static"))
 
 
 def _run(schedule: str, pairs: Tensor | None, counts: Tensor | None, split: int, build: Callable[[], Items]) -> Run:

@@ -81,7 +81,8 @@ class Turn:
 class GpuClock:
     """Times a run on the current CUDA device, ms: cold L2, the host ahead of the GPU.
 
-    A run whose launches were not all there when the GPU came to the first is taken again, with a longer head start.
+    A run whose launches were not all there when the GPU came to the first is taken again, with a longer head start, up
+    to MOST_HEAD_START_CYCLES; `behind` counts those that were kept all the same.
     """
 
     device = "cuda"
@@ -92,6 +93,7 @@ class GpuClock:
         self._cuda = torch.cuda
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.device)
         self._head_start = HEAD_START_CYCLES
+        self.behind = 0
 
     def settle(self) -> None:
         """Wait until what was launched is done; raises what it raised."""
@@ -110,6 +112,7 @@ class GpuClock:
         if behind and self._head_start < MOST_HEAD_START_CYCLES:
             self._head_start *= 2
             return self.time(run)
+        self.behind += behind
         return float(start.elapsed_time(end))
 
 
@@ -123,9 +126,9 @@ def bench(
 ) -> pd.DataFrame:
     """A row an implementation, workload and direction: median and interquartile range in ms, TFLOP/s by 4·H·D·pairs.
 
-    ``attrs``: ``gpu``, ``versions``, ``created``, ``left_out`` (peers that did not import, and why), ``interrupted``
-    (Ctrl-C: the rows hold what was measured until then). What an implementation raises is its row's ``error``. Raises
-    UserError without a GPU.
+    ``attrs``: ``gpu``, ``versions``, ``created``, ``left_out`` (peers that did not import, and why), ``behind`` (runs
+    for which the host was not ahead of the GPU), ``interrupted`` (Ctrl-C: the rows hold what was measured until then).
+    What an implementation raises is its row's ``error``. Raises UserError without a GPU.
     """
     torch = _torch_with_gpu()
     attends, left_out = find_peers() if peers else ({}, {})
@@ -150,6 +153,7 @@ def bench(
         versions=versions() | (peer_versions() if peers else {}),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         left_out=left_out,
+        behind=clock.behind,
         interrupted=interrupted,
     )
     return table
@@ -240,9 +244,10 @@ def round_count(round_ms: float) -> int:
 def orders(count: int, rounds: int) -> Iterator[list[int]]:
     """The order of each round: every contestant once, each coming first, and after each other one, as often.
 
-    What ran before leaves its mark on caches and clocks. The orders of a Williams design: 0, 1, n − 1, 2, n − 2, … with
-    all shifts; for an odd count also backwards (Williams 1949, Experimental designs balanced for the estimation of
-    residual effects of treatments).
+    (Exactly so over ``count`` rounds, twice as many where ``count`` is odd, and their multiples.) What ran before
+    leaves its mark on caches and clocks. The orders of a Williams design: 0, 1, n − 1, 2, n − 2, … with all shifts; for
+    an odd count also backwards (Williams 1949, Experimental designs balanced for the estimation of residual effects of
+    treatments).
     """
     zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
     for number in range(rounds):

@@ -59,11 +59,18 @@ def _read_column(path: Path, column: str | None) -> np.ndarray:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    table = pd.read_csv(path, skip_blank_lines=True)
-    first = str(table.columns[0])
-    if len(table.columns) == 1 and first.replace(".", "", 1).lstrip("-").isdigit():
-        return pd.read_csv(path, header=None, names=["length"])
+    table = pd.read_csv(path, skip_blank_lines=False)
+    if len(table.columns) == 1 and _is_number(str(table.columns[0])):
+        return pd.read_csv(path, header=None, names=["length"], skip_blank_lines=False)
     return table
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _checked(values: np.ndarray, path: Path) -> np.ndarray:

@@ -47,7 +47,8 @@ class Replay:
     """What a replay predicts, ns.
 
     Attributes:
-        bound_ns: no schedule of these tiles on these SMs ends earlier (perfectly spread work, or the longest tile).
+        bound_ns: no schedule of these tiles on these SMs ends earlier: perfectly spread work, or the longest tile, with
+            those without work at the least that one costs under any schedule.
         optimum_ns: of `balanced-dynamic` without a window, which deals about the longest first: by Graham's bound, the
             best possible deal takes at least its makespan / (4/3 − 1/(3 G)), G workers. NaN for the others.
         busy: float64 [workers], each worker's time with tiles and their fetching.
@@ -90,8 +91,12 @@ def replay(
         raise UserError(f"fetch_ns: expected 0 or more, got {fetch_ns}")
     fetch = _fetch_price(tiles, schedule) if fetch_ns is None else fetch_ns
     is_sorted = schedule.startswith("balanced")
-    cost, columns = _costs(tiles, is_sorted, cluster)
-    bound = max(float(cost.sum()) / workers, float(cost.max(initial=0.0)))
+    alike = is_sorted == tiles.schedule.startswith("balanced")
+    cost, columns = _units(
+        tiles, tiles.cost if alike else _empty_at(tiles, CLEARED_NS if is_sorted else EMPTY_NS), cluster
+    )
+    least, _ = _units(tiles, np.minimum(tiles.cost, _empty_at(tiles, CLEARED_NS)), cluster)
+    bound = max(float(least.sum()) / workers, float(least.max(initial=0.0)))
     cleared = 0.0
     if is_sorted:
         order = np.argsort(-columns, kind="stable")
@@ -112,11 +117,13 @@ def _fetch_price(tiles: Tiles, schedule: str) -> float:
     return prices.on_demand_ns if asks else prices.strided_ns
 
 
-def _costs(tiles: Tiles, is_sorted: bool, cluster: int) -> tuple[np.ndarray, np.ndarray]:
-    """What each tile, or pair of tiles, costs under such a schedule, and the columns that it is sorted by."""
-    cost = tiles.cost
-    if is_sorted != tiles.schedule.startswith("balanced"):
-        cost = np.where(tiles.columns > 0, cost, CLEARED_NS if is_sorted else EMPTY_NS)
+def _empty_at(tiles: Tiles, price_ns: float) -> np.ndarray:
+    """The tiles' costs, ns, with another price for those without work."""
+    return np.where(tiles.columns > 0, tiles.cost, price_ns)
+
+
+def _units(tiles: Tiles, cost: np.ndarray, cluster: int) -> tuple[np.ndarray, np.ndarray]:
+    """What each tile, or pair of tiles, costs where a tile costs ``cost``, and the columns that it is sorted by."""
     if cluster == 1:
         return cost, tiles.columns
     # Blocks 2i and 2i + 1 of one head: a head's next block stands `heads` tiles further.

@@ -111,12 +111,22 @@ for number in range(request["rounds"]):
     for place, key in enumerate(request["variants"]):
         say(event="begin", key=key)
         say(event="sample", key=key, round=number, ms=1.0 + place + number / 1000)
+        {between}
+for key in request["why"]:
+    say(event="begin", key=key, phase="why")
+    if "{bad}" in key:
+        {later}
+    say(event="why", key=key, sm_time=dict(work=1.0, tail=0.0))
 say(event="end")
 """
 
 
-def fake(bad="nothing", deed="pass") -> tuple[str, ...]:
-    return "-c", FAKE.replace("{bad}", bad).replace("{deed}", deed)
+def fake(bad="nothing", deed="pass", later="pass", between="pass") -> tuple[str, ...]:
+    words = {"{bad}": bad, "{deed}": deed, "{later}": later, "{between}": between}
+    script = FAKE
+    for word, said in words.items():
+        script = script.replace(word, said)
+    return "-c", script
 
 
 def keys_with(plan, words):
@@ -157,6 +167,30 @@ def test_a_run_goes_on_where_it_was(tmp_path):
     assert {len(samples) for samples in again.samples.values()} == {5}
     untouched = measure("tiny", plan, tmp_path, rounds=5, child=("-c", "raise SystemExit('not needed')"))
     assert untouched.samples == again.samples
+
+
+@pytest.mark.parametrize("later", ["raise SystemExit(3)", "time.sleep(60)"])
+def test_whoever_dies_saying_why_keeps_its_times(later, tmp_path):
+    plan = plan_of()
+    (bad,) = keys_with(plan, "num_stages=1 peel=False schedule=balanced")
+    found = measure("tiny", plan, tmp_path, rounds=3, limit_s=1.0, child=fake(bad, later=later))
+    assert not found.failed and {len(samples) for samples in found.samples.values()} == {3}
+    assert "no_why" in found.facts[bad]
+    assert all("sm_time" in facts for key, facts in found.facts.items() if key != bad)
+    again = measure("tiny", plan, tmp_path, rounds=3, child=("-c", "raise SystemExit('not needed')"))
+    assert again.facts == found.facts
+
+
+def test_a_round_that_was_cut_short_is_dropped(tmp_path):
+    """Samples are compared by their place, so that those of one place must be of one round."""
+    plan = plan_of()
+    keys = list(plan.settings())
+    stop = f"{{}} if key != {keys[2]!r} or number < 2 or os.path.exists({str(tmp_path / 'mark')!r}) else "
+    stop += f"(open({str(tmp_path / 'mark')!r}, 'w'), os.abort())"
+    found = measure("tiny", plan, tmp_path, rounds=5, child=fake(between=stop), why=False)
+    assert list(found.failed) == [keys[2]]
+    for key in keys[:2] + keys[3:]:
+        assert [round(1000 * (took - int(took))) for took in found.samples[key]] == [0, 1, 0, 1, 2]
 
 
 def test_a_child_that_cannot_begin_is_an_error(tmp_path):
@@ -270,7 +304,10 @@ def test_without_a_gpu_everything_is_compiled_and_schedules_modelled(tmp_path, c
         (["--workload", "tiny", "--switches", "schedul", "--impl", "triton"], "did you mean schedule"),
         (["--workload", "tiny", "--direction", "back"], "did you mean backward"),
         (["--workload", "tiny", "--resume", "--force"], "--resume and --force"),
-        (["--workload", "tiny", "--compiled", "--arch", "9"], "--arch 9: expected"),
+        (
+            ["--workload", "tiny", "--compiled", "--arch", "9"],
+            "--arch 9: expected one that",
+        ),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, expected, tmp_path, capsys):

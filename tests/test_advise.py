@@ -70,8 +70,17 @@ def test_wrong_lengths_say_which_and_why(values, expected, tmp_path):
         read_lengths(tmp_path / "x.npy")
 
 
+@pytest.mark.parametrize("first", ["1e3", "5 ", " 5", "5.0", "-0"])
+def test_a_number_is_no_heading(first, tmp_path):
+    (tmp_path / "x.csv").write_text(f"{first}\n7\n8\n")
+    assert read_lengths(tmp_path / "x.csv").tolist() == [int(float(first)), 7, 8]
+
+
 def test_wrong_lengths_in_tables(tmp_path):
-    (tmp_path / "x.csv").write_text("length\n3\n\n4\nfive\n")
+    (tmp_path / "x.csv").write_text("length\n3\n\n4\n")
+    with pytest.raises(UserError, match="length 1 .* is nan: it is not a number"):
+        read_lengths(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text("length\n3\n4\nfive\n")
     with pytest.raises(UserError, match="length 2 .* is five: it is not a number"):
         read_lengths(tmp_path / "x.csv")
     pd.DataFrame({"n": [1, None]}).to_parquet(tmp_path / "x.parquet")

@@ -202,6 +202,7 @@ def table_of(rows, **facts):
         "created": "",
         "left_out": {},
         "interrupted": False,
+        "behind": 0,
     } | facts
     return table
 

@@ -21,7 +21,7 @@ from jfa import attention, reference, validation  # noqa: E402
 from jfa.config import HopperBackwardConfig, HopperResidentConfig, hopper_forward_config  # noqa: E402
 from jfa.impl import choice  # noqa: E402
 from jfa.impl.triton import launch  # noqa: E402
-from jfa.schedule import SCHEDULES  # noqa: E402
+from jfa.schedule import SCHEDULES, Items  # noqa: E402
 from jfa.validation import Problem  # noqa: E402
 from jfa.workloads import Inputs  # noqa: E402
 
@@ -36,20 +36,50 @@ from jfa.impl.hopper import resident as hopper_resident  # noqa: E402
 from profiling.emulator import emulated  # noqa: E402
 
 BF16, FP16 = torch.bfloat16, torch.float16
-# Every case in one half precision, those whose dtype matters in both.
-NAMES_AND_DTYPES = [(name, dtype) for name in CASES for dtype in ([BF16, FP16] if name in HALF else [BF16])]
+# Every case in one half precision, those whose dtype matters in both where that is cheap.
+SHAPES = [(name, [BF16, FP16][len(name) % 2]) for name in CASES]
+MORE = [(name, [BF16, FP16][1 - len(name) % 2]) for name in HALF]
 # Rests on both sides of a tail and of a block behind full blocks; tiles of which one warpgroup has no rows.
-RESTS = Case(q_lens=(1, 64, 65, 129, 200), kv_lens=(257, 64, 129, 319, 320), heads=1, heads_kv=1, head_dim=128)
+RESTS = Case(q_lens=(1, 64, 65, 129), kv_lens=(257, 64, 129, 319), heads=1, heads_kv=1, head_dim=128)
+MASKED = {"causal": CASES["causal-short-kv"], "window": CASES["window-both"]}
 KV_RESTS = (0, 1, 63, 64, 65, 0, 130, 5)
+SWITCHES = [
+    {"pingpong": True},
+    {"pingpong": True, "peel": False},
+    {"peel": False, "tail": 0},
+    {"early_fetch": False},
+    {"tail": 0},
+]
+CUT = {
+    "broadcast": Case(q_len=40, kv_lens=(16, 0, 600, 128, 257), heads=2, heads_kv=1, head_dim=128),
+    "jagged": Case(q_lens=(70, 0, 200, 5), kv_lens=(300, 130, 520, 0), heads=1, heads_kv=1, head_dim=64),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Of torch: blocks are small, and its threads would wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @functools.cache
 def given(case: Case, dtype: torch.dtype) -> tuple[Inputs, Problem]:
-    """A case's tensors; tests only read them."""
+    """A case's tensors, which are only read."""
     inputs = case.inputs("cpu", dtype)
     offsets = (inputs.kv_offsets, inputs.q_offsets)
     tensors = (inputs.q, inputs.k, inputs.v)
     return inputs, validation.validate(*tensors, *offsets, None, None, None, case.causal, case.window)
+
+
+@functools.cache
+def items(case: Case, dtype: torch.dtype, direction: str, block: int, schedule: str, *split: int) -> Items:
+    """A launch's table."""
+    inputs, problem = given(case, dtype)
+    build = getattr(attention, f"{direction}_items")
+    return build(inputs.kv_offsets, inputs.q_offsets, problem, block, schedule, *split)
 
 
 @functools.cache
@@ -70,16 +100,16 @@ def forward(case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", split=0, s
     """Run the forward, and compare it."""
     inputs, problem = given(case, dtype)
     config = dataclasses.replace(hopper_forward_config(case.head_dim), **changes)
-    offsets = (inputs.kv_offsets, inputs.q_offsets)
-    items = attention.forward_items(*offsets, problem, config.block_q, schedule, split)
-    run = launch.Run(schedule, items)
+    run = launch.Run(schedule, items(case, dtype, "forward", config.block_q, schedule, split))
+    tensors = (inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets)
     with poisoned(), few_ctas(sms), emulated(hopper_forward, "jfa_forward_hopper", seed=seed) as kernel:
-        out, lse = hopper_forward.forward(inputs.q, inputs.k, inputs.v, *offsets, problem, config, run)
+        out, lse = hopper_forward.forward(*tensors, problem, config, run)
     assert kernel.launches == (problem.total_q > 0)
     if problem.broadcast_q:
         out = out.view(problem.batch, problem.q_len, problem.heads, problem.head_dim)
-    assert_results_close(Results(out, lse), inputs, **case.bounds)
-    return Results(out, lse)
+    results = Results(out, lse)
+    assert_results_close(results, inputs, **case.bounds)
+    return results
 
 
 def gradients(case, seed, dtype, schedule, sms, module, name, config) -> Results:
@@ -87,11 +117,10 @@ def gradients(case, seed, dtype, schedule, sms, module, name, config) -> Results
     inputs, problem = given(case, dtype)
     out, lse = forward_results(case, dtype)
     rows = out.reshape(problem.total_q, problem.heads, problem.head_dim)
-    offsets = (inputs.kv_offsets, inputs.q_offsets)
-    run = launch.Run(schedule, attention.backward_items(*offsets, problem, config.block_kv, schedule))
+    run = launch.Run(schedule, items(case, dtype, "backward", config.block_kv, schedule))
     tensors = (inputs.grad_out.reshape(rows.shape), None, inputs.q, inputs.k, inputs.v, rows, lse)
     with poisoned(), few_ctas(sms), emulated(module, name, seed=seed) as kernel:
-        found = module.backward(*tensors, *offsets, problem, config, run)
+        found = module.backward(*tensors, inputs.kv_offsets, inputs.q_offsets, problem, config, run)
     assert kernel.launches
     results = Results(out, lse, *found)
     assert_results_close(results, inputs, **case.bounds)
@@ -99,65 +128,50 @@ def gradients(case, seed, dtype, schedule, sms, module, name, config) -> Results
 
 
 def shared(case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", sms=2, **changes) -> Results:
-    """The backward that adds dQ up in memory."""
+    """Run the backward that adds dQ up in memory, and compare it."""
     config = dataclasses.replace(HopperBackwardConfig(), **changes)
     return gradients(case, seed, dtype, schedule, sms, hopper_backward, "jfa_backward_hopper", config)
 
 
 def resident(case, seed=0, *, dtype=BF16, schedule="balanced", sms=2, **changes) -> Results:
-    """The backward of a shared Q that keeps dQ in registers."""
-    _, problem = given(case, dtype)
-    assert hopper_resident.serves(problem)
+    """Run the backward that keeps dQ of a shared Q in registers, and compare it."""
+    assert hopper_resident.serves(given(case, dtype)[1])
     config = dataclasses.replace(HopperResidentConfig(), **changes)
     return gradients(case, seed, dtype, schedule, sms, hopper_resident, "jfa_backward_resident", config)
 
 
 class TestForward:
-    @pytest.mark.parametrize(("name", "dtype"), NAMES_AND_DTYPES, ids=str)
+    @pytest.mark.parametrize(("name", "dtype"), SHAPES + MORE, ids=str)
     def test_every_shape(self, name, dtype):
         forward(CASES[name], seed=len(name), dtype=dtype)
 
-    @pytest.mark.parametrize(
-        "switch",
-        [
-            {"pingpong": True},
-            {"pingpong": True, "peel": False},
-            {"peel": False, "tail": 0},
-            {"early_fetch": False},
-            {"tail": 0},
-        ],
-        ids=str,
-    )
-    @pytest.mark.parametrize(
-        "case", [RESTS, CASES["causal-short-kv"], CASES["window-both"]], ids=["rests", "causal", "window"]
-    )
+    @pytest.mark.parametrize("switch", SWITCHES, ids=str)
+    @pytest.mark.parametrize("case", [RESTS, *MASKED.values()], ids=["rests", *MASKED])
     def test_every_switch(self, case, switch):
         for seed in range(2):
-            forward(case, seed, **switch)
+            forward(case, seed, sms=1, **switch)
 
     @pytest.mark.parametrize("schedule", SCHEDULES)
-    def test_schedules_agree_bit_for_bit(self, schedule):
-        for case in (RESTS, CASES["broadcast"], CASES["empty-both"]):
-            found, expected = forward(case, 1, schedule=schedule), forward(case, 2, schedule="grid")
-            assert torch.equal(found.out, expected.out) and torch.equal(found.lse, expected.lse)
+    @pytest.mark.parametrize("case", [RESTS, CASES["broadcast"]], ids=["rests", "broadcast"])
+    def test_schedules_agree_bit_for_bit(self, case, schedule):
+        found, expected = forward(case, 1, schedule=schedule), in_table_order(case)
+        assert torch.equal(found.out, expected.out) and torch.equal(found.lse, expected.lse)
 
     @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
     @pytest.mark.parametrize("split", [128, 256])
-    @pytest.mark.parametrize(
-        "case",
-        [
-            Case(q_len=130, kv_lens=(16, 0, 600, 128, 257), heads=2, heads_kv=1, head_dim=128),
-            Case(q_lens=(70, 0, 200, 5), kv_lens=(300, 130, 520, 0), heads=1, heads_kv=1, head_dim=64),
-        ],
-        ids=["broadcast", "jagged"],
-    )
-    def test_long_sequences_are_cut_and_joined(self, case, split, dtype):
-        assert max(case.kv_lens) > 2 * split, "nothing is cut in three: the test would show little"
-        forward(case, split, dtype=dtype, split=split)
+    @pytest.mark.parametrize("name", CUT)
+    def test_long_sequences_are_cut_and_joined(self, name, split, dtype):
+        assert max(CUT[name].kv_lens) > 2 * split, "nothing is cut in three: the test would show little"
+        forward(CUT[name], split, dtype=dtype, split=split)
+
+
+@functools.cache
+def in_table_order(case: Case) -> Results:
+    return forward(case, 2, schedule="static", sms=1)
 
 
 class TestShared:
-    @pytest.mark.parametrize(("name", "dtype"), NAMES_AND_DTYPES, ids=str)
+    @pytest.mark.parametrize(("name", "dtype"), SHAPES, ids=str)
     def test_every_shape(self, name, dtype):
         shared(CASES[name], seed=len(name), dtype=dtype)
 
@@ -166,7 +180,7 @@ class TestShared:
         [
             {"prefetch": False},
             {"stages": 1},
-            {"stages": 3},
+            {"stages": 3, "dq_slices": 2},
             {"dq_slices": 2},
             {"dq_buffers": 2},
             {"dq_slices": 2, "dq_buffers": 2},
@@ -176,11 +190,9 @@ class TestShared:
     )
     @pytest.mark.parametrize("head_dim", [64, 128])
     def test_every_configuration(self, head_dim, changes):
-        if changes == {"stages": 3} and head_dim == 128:
-            changes = {"stages": 3, "dq_slices": 2}
-        case = Case(q_lens=(65, 1, 200), kv_lens=(129, 70, 130), heads=2, heads_kv=1, head_dim=head_dim, causal=True)
-        for seed in range(2):
-            shared(case, seed, **changes)
+        lens = {"q_lens": (65, 1, 200), "kv_lens": (129, 70, 130)}
+        case = Case(**lens, heads=2, heads_kv=1, head_dim=head_dim, causal=head_dim == 64)
+        shared(case, len(changes), sms=1, **changes)
 
     @pytest.mark.parametrize("schedule", SCHEDULES)
     def test_every_schedule(self, schedule):
@@ -194,12 +206,13 @@ class TestResident:
     @pytest.mark.parametrize("rows", [1, 64, 128, 129, 200, 256, 300])
     def test_every_number_of_rows(self, rows, head_dim):
         case = Case(q_len=rows, kv_lens=KV_RESTS, heads=2, heads_kv=2, head_dim=head_dim, unused=70)
-        resident(case, seed=rows, dtype=FP16 if rows % 2 else BF16)
+        resident(case, rows, dtype=FP16 if rows % 128 else BF16)
 
+    @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("rows", [100, 200])
-    def test_many_orders(self, rows):
-        for seed in range(6):
-            resident(Case(q_len=rows, kv_lens=KV_RESTS, heads=2, heads_kv=2), seed, sms=2 + seed)
+    def test_many_orders(self, rows, seed):
+        """Shares of tiles that end within a head and a sequence, by the number of CTAs."""
+        resident(Case(q_len=rows, kv_lens=KV_RESTS, heads=2, heads_kv=2), seed, sms=2 * seed + 2)
 
     @pytest.mark.parametrize("rows", [100, 200])
     @pytest.mark.parametrize("stages", [(1, 1), (1, 2), (2, 1)], ids=str)
@@ -208,5 +221,5 @@ class TestResident:
         resident(case, rows, k_stages=stages[0], v_stages=stages[1])
 
     @pytest.mark.parametrize("lengths", [(5,), (0, 0, 3), (200, 0) * 3], ids=str)
-    def test_fewer_tiles_than_ctas_and_more(self, lengths):
-        resident(Case(q_len=150, kv_lens=lengths, heads=1, heads_kv=1), 1, sms=8)
+    def test_few_tiles(self, lengths):
+        resident(Case(q_len=150, kv_lens=lengths, heads=1, heads_kv=1), 1, sms=4)

@@ -32,6 +32,7 @@ def main() -> None:
     """Check each variant of the request, then time those that are right, in turn."""
     request = json.loads(sys.stdin.readline())
     from jfa import workloads
+    from profiling.bench import orders
 
     workload = workloads.get(request["workload"])
     device = _device(request["device"])
@@ -57,19 +58,20 @@ def main() -> None:
         say(event="begin", key=key)
         for _ in range(WARMUP):
             take()
-    order = list(ready)
-    for number in range(request["rounds"]):
-        for key in order[number % len(order) :] + order[: number % len(order)]:
+    keys = list(ready)
+    for number, order in enumerate(orders(len(keys), request["rounds"])):
+        for key in (keys[place] for place in order):
             say(event="begin", key=key)
             say(event="sample", key=key, round=number, ms=ready[key]())
-    for key, _ in ready.items():
-        if request["why"]:
-            say(event="begin", key=key)
-            try:
-                reasons = why(workload, setting_of(request["variants"][key]), device)
-            except Exception as error:  # its times stand
-                reasons = {"no_why": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-            say(event="why", key=key, **reasons)
+    for key in request["why"]:
+        if key not in ready:
+            continue
+        say(event="begin", key=key, phase="why")
+        try:
+            reasons = why(workload, setting_of(request["variants"][key]), device)
+        except Exception as error:  # its times stand
+            reasons = {"no_why": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        say(event="why", key=key, **reasons)
     say(event="end")
 
 

@@ -50,6 +50,8 @@ class Setting:
 
             config = hopper_backward_config(values["dq"] == "resident")
         fields = {name: value for name, value in values.items() if hasattr(config, name)}
+        if dq_of(config) == "shared" and fields.get("stages") == 1:
+            fields["prefetch"] = False  # as the launch does: there is no block to start ahead
         others = {name: values[name] for name in ("schedule", "split") if name in values}
         return replace(self, config=replace(config, **fields), **others)
 
@@ -114,11 +116,11 @@ _TRITON_BACKWARD = (
 )
 _HOPPER_BACKWARD = (
     ("schedule", "static", "tiles sorted by cost and fetched on demand, against dealt in order"),
-    ("stages", 1, "blocks of queries in flight"),
+    ("stages", 1, "blocks of queries in flight; one leaves nothing to start ahead (prefetch)"),
     ("prefetch", False, "the next scores started before dQ is stored"),
     ("dq", "shared", "dQ kept in registers, against added up in memory"),
     ("k_stages", 1, "tiles of K in flight"),
-    ("v_stages", 1, "tiles of V in flight"),
+    ("v_stages", 2, "tiles of V in flight"),
     ("dq_slices", 2, "slices of columns in which dQ is stored"),
     ("dq_buffers", 2, "buffers through which dQ is stored"),
 )
@@ -128,7 +130,7 @@ _OTHERS = {
     ("triton", "forward"): _TRITON_FORWARD,
     ("triton", "backward"): _TRITON_BACKWARD,
 }
-_EXTRA = ("pingpong", "ctas_per_sm", "dq_slices", "dq_buffers")
+_EXTRA = ("pingpong", "ctas_per_sm", "v_stages", "dq_slices", "dq_buffers")
 """Whose other value is one more thing, not one less."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from profiling.errors import UserError
 
 SCHEMA = 1
 RESULTS, SAMPLES = "results.json", "samples.parquet"
+PARTS = ("workload", "impl", "direction", "grade", "interrupted", "drift", "environment", "switches", "rows")
 
 
 def assemble(
@@ -42,7 +44,7 @@ def assemble(
         "direction": plan.setting.direction,
         "grade": "measured" if samples else "compiled",
         "interrupted": bool(measured and measured.interrupted),
-        "drift": drift(np.asarray(samples.get(full, []))),
+        "drift": None if math.isnan(moved := drift(np.asarray(samples.get(full, [])))) else moved,
         "environment": dict(environment),
         "switches": [
             {"name": s.name, "full": s.full, "other": s.other, "what": s.what, "extra": s.extra} for s in plan.switches
@@ -132,4 +134,6 @@ def read(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path}: is not of an ablation")
     if document.get("schema") != SCHEMA:
         raise UserError(f"{path}: has schema {document.get('schema')}, this version reads {SCHEMA}; make it again")
+    if lacking := [name for name in PARTS if name not in document]:
+        raise UserError(f"{path}: is not whole, {', '.join(lacking)} missing; make it again with `ablate`")
     return document

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,18 +34,35 @@ class Measured:
     samples: dict[str, list[float]] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    explained: set[str] = field(default_factory=set)
     interrupted: bool = False
 
     def take(self, event: dict[str, Any]) -> None:
-        """Note one event of the child."""
+        """Note one event of the child, or that one begins."""
         key, kind = event.get("key", ""), event["event"]
-        if kind == "sample":
+        if kind == "child":
+            self._align()
+        elif kind == "sample":
             self.samples.setdefault(key, []).append(event["ms"])
+        elif kind == "told":
+            self.explained |= set(event["keys"])
         elif kind == "failed":
             self.failed[key] = event["why"]
         elif kind in ("checked", "why"):
             known = {name: value for name, value in event.items() if name not in ("event", "key")}
             self.facts.setdefault(key, {}).update(known)
+            self.explained |= {key} if kind == "why" else set()
+
+    def _align(self) -> None:
+        """Drop what a round that was cut short left: samples are compared by their place."""
+        lengths = {key: len(taken) for key, taken in self.samples.items() if key not in self.failed}
+        for key in lengths:
+            del self.samples[key][min(lengths.values()) :]
+
+    def unexplained(self, keys: list[str]) -> list[str]:
+        """Those with times of which nobody has said, or tried to say, why."""
+        able = self.samples.keys() - self.failed.keys() - self.explained
+        return [key for key in keys if key in able and self.samples[key]]
 
     def missing(self, keys: list[str], rounds: int) -> int:
         """Rounds that some variant, which has not failed, still lacks."""
@@ -88,16 +106,23 @@ def measure(
     total = len(settings) * rounds
     try:
         with (folder / PROGRESS).open("a", encoding="utf-8") as log:
-            while (left := found.missing(list(settings), rounds)) > 0:
+            while True:
+                left = found.missing(list(settings), rounds)
+                able = [key for key in settings if key not in found.failed]
+                asked = (able if left else found.unexplained(able)) if why else []
+                if not left and not asked:
+                    break
                 request = {
                     "workload": workload,
                     "device": device,
                     "rounds": left,
-                    "why": why,
-                    "variants": {key: described(each) for key, each in settings.items() if key not in found.failed},
+                    "why": asked,
+                    "variants": {key: described(settings[key]) for key in (able if left else asked)},
                 }
-                for event in _events(request, limit_s, child):
-                    if event["event"] not in ("begin", "end"):
+                for event in chain([{"event": "child"}], _events(request, limit_s, child)):
+                    if event["event"] == "end":
+                        event = {"event": "told", "keys": asked}  # as far as it could
+                    if event["event"] != "begin":
                         found.take(event)
                         log.write(json.dumps(event) + "\n")
                         log.flush()
@@ -134,7 +159,7 @@ def _events(request: dict[str, Any], limit_s: float, child: tuple[str, ...]) -> 
         assert process.stdin is not None and process.stdout is not None
         lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
-        current = ""
+        current: dict[str, Any] = {}
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
@@ -149,7 +174,7 @@ def _events(request: dict[str, Any], limit_s: float, child: tuple[str, ...]) -> 
                 if not line.startswith("{"):
                     continue
                 event = json.loads(line)
-                current = event.get("key", current) if event["event"] == "begin" else current
+                current = event if event["event"] == "begin" else current
                 yield event
                 if event["event"] == "end":
                     return
@@ -161,10 +186,13 @@ def _events(request: dict[str, Any], limit_s: float, child: tuple[str, ...]) -> 
             process.wait()
 
 
-def _failure(key: str, why: str) -> dict[str, Any]:
-    if not key:
+def _failure(begun: dict[str, Any], why: str) -> dict[str, Any]:
+    """The failure of what was begun last: of the variant, or only of saying why it takes as long as it does."""
+    if not begun:
         raise UserError(f"ablate: could not begin: {why}")
-    return {"event": "failed", "key": key, "why": why}
+    if begun.get("phase") == "why":
+        return {"event": "why", "key": begun["key"], "no_why": why}
+    return {"event": "failed", "key": begun["key"], "why": why}
 
 
 def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from profiling.commands import arguments, printing
+from profiling.commands.bench import INTERRUPTED
 from profiling.errors import UserError
 
 if TYPE_CHECKING:
     from profiling.ablation.plan import Plan
 
 RUN = "run.json"
+ARCHITECTURES = (80, 86, 89, 90, 100, 103, 120)
 
 
 def ablate(
@@ -32,12 +34,13 @@ def ablate(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in the folder.")] = False,
     json: arguments.Json = False,
-) -> None:
+) -> int:
     """Say what each optimisation buys, and how sure that is.
 
     Of the full configuration each switch otherwise alone, of the plain one each alone, and the ladder from the one to
     the other, timed in turn in one process. A configuration that does not compile, hangs, faults or gives a wrong
-    result is a row that says so. Without a GPU every configuration is compiled, and schedules are replayed.
+    result is a row that says so. Without a GPU every configuration is compiled, and with impl triton
+    schedules are replayed.
 
     \b
     Examples:
@@ -61,7 +64,10 @@ def ablate(
     kernel = _kernel(impl, capability)
     resident = kernel == "hopper" and direction == "backward" and can_stay_in_registers(work)
     plan = make_plan(full_setting(kernel, direction, capability, work.head_dim, 2, resident), switches or ())
-    command = f"python -m profiling ablate --workload {workload} --direction {direction} --impl {kernel} -o {output}"
+    told = [f"--switches {name}" for name in switches or ()] + ([] if why else ["--no-why"])
+    told += [f"--repeats {repeats}"] if device == "cuda" else ["--compiled", f"--arch {arch}"]
+    about = f"--workload {workload} --direction {direction} --impl {kernel}"
+    command = " ".join(["python -m profiling ablate", about, *told, f"-o {output}"])
     _claim(output, plan, workload, device, resume, force)
     measured, facts, modelled = None, {}, {}
     environment: dict[str, Any] = {"command": command, "arch": f"sm_{capability[0]}{capability[1]}"}
@@ -91,10 +97,11 @@ def ablate(
     page = write_report(document, output, measured)
     if json:
         printing.document(document)
-        return
-    for table in tables(document)[1:]:
-        printing.words(table)
-    printing.line(f"report: {page}")
+    else:
+        for table in tables(document)[1:]:
+            printing.words(table)
+        printing.line(f"report: {page}")
+    return INTERRUPTED if document["interrupted"] else 0
 
 
 def _device(compiled: bool, arch: int) -> tuple[str, tuple[int, int]]:
@@ -102,19 +109,29 @@ def _device(compiled: bool, arch: int) -> tuple[str, tuple[int, int]]:
 
     if torch.cuda.is_available() and not compiled:
         return "cuda", torch.cuda.get_device_capability()
-    if arch < 80 or arch > 130:
-        raise UserError(f"--arch {arch}: expected the number of an architecture from 80 on, such as 90 or 100")
+    if arch not in ARCHITECTURES:
+        known = ", ".join(map(str, ARCHITECTURES))
+        raise UserError(f"--arch {arch}: expected one that the kernels are compiled for: {known}")
     return "none", divmod(arch, 10)
 
 
 def _kernel(impl: str, capability: tuple[int, int]) -> str:
     from jfa.impl import choice
 
+    if impl == "hopper" and capability[0] != 9:
+        raise UserError(f"--impl hopper: is for sm_90, this is sm_{capability[0]}{capability[1]}; pass --impl triton")
     if impl == "hopper" and not choice.has_tlx():
         raise UserError("--impl hopper: needs a Triton with TLX (fbtriton), this one has none; pass --impl triton")
     if impl != "auto":
         return impl
     return "hopper" if capability[0] == 9 and choice.has_tlx() else "triton"
+
+
+def _run_of(mark: Path) -> Any:
+    try:
+        return jsonlib.loads(mark.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{mark}: is no JSON ({error}); give --force, which begins anew") from None
 
 
 def _environment() -> dict[str, Any]:
@@ -140,7 +157,7 @@ def _claim(folder: Path, plan: "Plan", workload: str, device: str, resume: bool,
     if entries and force:
         shutil.rmtree(folder)
     elif entries and resume:
-        if jsonlib.loads(mark.read_text(encoding="utf-8")) != jsonlib.loads(jsonlib.dumps(asked)):
+        if _run_of(mark) != jsonlib.loads(jsonlib.dumps(asked)):
             raise UserError(f"-o {folder}: holds another run (other switches, workload or kernel); give a new folder")
     elif entries:
         found = (folder / PROGRESS).exists()

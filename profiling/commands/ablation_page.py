@@ -17,7 +17,7 @@ def ablation_page(folder: Folder, json: arguments.Json = False) -> None:
     from profiling.ablation.report import write_report
     from profiling.ablation.results import read
 
-    page = write_report(read(folder), folder)
+    page = write_report(read(folder), folder if folder.is_dir() else folder.parent)
     if json:
         printing.document({"page": str(page)})
     else:

@@ -73,6 +73,8 @@ def show(table: Any, peers: bool, json: bool) -> None:
     facts = table.attrs
     notes = [PEER_NOTE] if peers else []
     notes += [f"{name} left out: {why}" for name, why in facts["left_out"].items()]
+    if facts["behind"]:
+        notes.append(f"in {facts['behind']:,} runs the GPU waited for the host (or the run waited for the GPU)")
     notes += ["interrupted: these are the results until then"] if facts["interrupted"] else []
     table = table.assign(against_best_peer=against_best_peer(table))
     if json:

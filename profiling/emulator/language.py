@@ -184,7 +184,7 @@ def tlx_of(world: World) -> SimpleNamespace:
 
     def async_descriptor_load(descriptor: Any, view: View, at: list[int], barrier: Barrier) -> None:
         at = [int(place) for place in at]
-        view.values.fill_(float("nan"))
+        view.lose()
 
         def work() -> None:
             index, inside = descriptor_index(descriptor, at)
@@ -197,7 +197,7 @@ def tlx_of(world: World) -> SimpleNamespace:
         world.pause()
 
     def async_load(pointer: Pointer, view: View, *, bulk: bool, barrier: Barrier) -> None:
-        view.values.fill_(float("nan"))
+        view.lose()
 
         def work() -> None:
             view.values.copy_(pointer._at(torch.arange(view.values.numel()) + pointer.offset))

@@ -131,6 +131,10 @@ class View:
         if task is not None:
             self.allocation.unfenced.append((task, *self._bytes()))
 
+    def lose(self) -> None:
+        """Forget the values: an engine writes others at some moment from now on."""
+        self.values.fill_(float("nan") if self.values.is_floating_point() else -1)
+
     def seen_by_engines(self, what: str) -> None:
         """Raise where a task wrote and did not fence."""
         first, last = self._bytes()

@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+PACES, CHANGE_OF_PACE = 4, 1 / 16
+"""Powers of ten between the quickest and the slowest; how often a task that takes its turn becomes another."""
+
+
 class EmulationError(Exception):
     """The kernel did what a GPU would answer with a fault or a wrong result."""
 
@@ -28,6 +32,7 @@ class Later:
     what: str
     work: Callable[[], None]
     cta: Any
+    pace: float
     done: bool = False
 
     def run(self) -> None:
@@ -44,6 +49,7 @@ class Task:
         self.name, self.cta, self.threads = name, cta, threads
         self.body = body
         self.replica = 0
+        self.pace = 1.0
         self.waits_for = ""
         self.ready: Callable[[], bool] | None = None
         self.finished = False
@@ -75,7 +81,7 @@ class World:
 
     def later(self, what: str, work: Callable[[], None]) -> Later:
         """Issue work that happens at any moment from now on."""
-        issued = Later(what, work, self.me().cta)
+        issued = Later(what, work, self.me().cta, self._pace())
         self.pending.append(issued)
         return issued
 
@@ -92,6 +98,7 @@ class World:
     def start(self, tasks: list[Task]) -> None:
         """Have more tasks take turns."""
         for task in tasks:
+            task.pace = self._pace()
             task.thread = threading.Thread(target=self._body, args=(task,), daemon=True)
             task.thread.start()
         self.tasks += tasks
@@ -113,11 +120,13 @@ class World:
                 if not able:
                     break
                 self.steps += 1
-                chosen = self._random.choice(able)
+                chosen = self._random.choices(able, [one.pace for one in able])[0]
                 if isinstance(chosen, Later):
                     self.pending.remove(chosen)
                     chosen.run()
                     continue
+                if self._random.random() < CHANGE_OF_PACE:
+                    chosen.pace = self._pace()
                 self.current = chosen
                 chosen.turn.release()
                 self._back.acquire()
@@ -131,6 +140,10 @@ class World:
                 raise Deadlock("; ".join(f"{task.name} waits for {task.waits_for}" for task in stuck))
         finally:
             self._end()
+
+    def _pace(self) -> float:
+        """How often one takes its turn: some are so slow that the others get as far ahead as the barriers let them."""
+        return 10.0 ** -self._random.uniform(0, PACES)
 
     def _body(self, task: Task) -> None:
         task.turn.acquire()

@@ -70,7 +70,7 @@ def validate(
 
     q (total_q, H, D), or (L_q, H, D) when `q_offsets` is None; k and v (total_kv, H_kv, D), H a multiple of H_kv;
     offsets int32 or int64 (B + 1). Raises TypeError for the wrong kind of value (dtypes included) and ValueError for
-    a wrong one. With `impl="triton"` the limits of `check_kernel_limits` apply too; a caller that resolves "auto"
+    a wrong one. With an `impl` of kernels the limits of `check_kernel_limits` apply too; a caller that resolves "auto"
     applies them itself.
     """
     _check_tokens(q, k, v)

@@ -58,9 +58,10 @@ def launch(
     """Run the plain kernel ``warmup`` times outside any NVTX range, then ``launches`` times, each under its own.
 
     A profiler that selects by the ranges of domain jfa so sees ``launches`` launches of a compiled kernel; the building
-    of the tile table, and the forward that a backward needs, are outside ranges too. A backward launch is three
-    kernels: jfa_delta, jfa_backward and jfa_round_dq; a forward for sm_90 that cuts long sequences is followed by
-    jfa_merge. ``device``: this process's GPU, unless another is given.
+    of the tile table, and the forward that a backward needs, are outside ranges too. A backward launch is
+    three ranges, jfa_delta, jfa_backward (for sm_90 one a pass, of 256 rows of a shared Q) and jfa_round_dq; a forward
+    for sm_90 that cuts long sequences is followed by jfa_merge. ``device``: this process's GPU, unless another is
+    given.
 
     Raises:
         UserError: no GPU, a workload without rows, an unknown schedule, direction or implementation, or one that cannot

@@ -80,6 +80,10 @@ def _point(
     like: Tiles, model: CostModel, shape: Shape, population: Population, density: float, skew: float, sms: int | None
 ) -> list[dict[str, object]]:
     kv_lens = population.lengths(density, skew)
+    if not kv_lens.any():
+        raise UserError(
+            f"density {density:g}: leaves none of {population.batch:,} sequences any keys; give a larger one"
+        )
     tiles = modelled_tiles(like, model, shape, np.full(len(kv_lens), population.queries), kv_lens)
     found = {name: replay(tiles, name, sms=sms) for name in SCHEDULES}
     quickest = min(each.makespan_ns for each in found.values())

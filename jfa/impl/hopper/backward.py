@@ -357,6 +357,9 @@ def jfa_backward_hopper(
                 dv_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
                 noted = hopper.wait(k_full[0], turn & 1, lane, noted, capacity, _K_FULL, -1, tile, LEVEL)
                 total = steps * group
+                if DQ_BUFFERS > 1:
+                    # Of several buffers the first may be filled while one store is under way: not while that is dK's.
+                    tlx.async_descriptor_store_wait(0)
                 if PREFETCH:
                     stage, phase = _turn_of(used, STAGES)
                     noted = hopper.wait(q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-
-PACES, CHANGE_OF_PACE = 4, 1 / 16
+PACES, CHANGE_OF_PACE = 6, 1 / 16
 """Powers of ten between the quickest and the slowest; how often a task that takes its turn becomes another."""
 
 

@@ -70,7 +70,7 @@ def test_opcheck_backward(name, deterministic, device):
     for grad_lse in (None, torch.ones_like(results.lse)):
         torch.library.opcheck(
             torch.ops.jfa.backward.default,
-            (grad_out, grad_lse, *arguments[:3], out, results.lse, *arguments[3:5], None, None, *arguments[11:]),
+            (grad_out, grad_lse, *arguments[:3], out, results.lse, *arguments[3:5], None, None, *arguments[10:]),
         )
 
 

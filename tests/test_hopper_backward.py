@@ -116,9 +116,15 @@ class TestOnTheGpu:
         assert_results_close(found, inputs)
 
     @pytest.mark.parametrize("schedule", SCHEDULES)
-    def test_shared_under_every_schedule(self, schedule):
-        inputs = RESTS.inputs("cuda", torch.bfloat16)
-        assert_results_close(gradients(inputs, "shared", {}, schedule), inputs)
+    @pytest.mark.parametrize(
+        "case",
+        [RESTS, CASES["empty-q"], CASES["empty-both"], Case(q_lens=(10, 70), kv_lens=(300, 400), window=(20, 0))],
+        ids=["rests", "empty-q", "empty-both", "window"],
+    )
+    def test_shared_under_every_schedule(self, case, schedule):
+        """Unsorted ones also deal tiles of keys that no query sees."""
+        inputs = case.inputs("cuda", torch.bfloat16)
+        assert_results_close(gradients(inputs, "shared", case.options, schedule), inputs, **case.bounds)
 
 
 def test_what_keeps_dq_in_registers():

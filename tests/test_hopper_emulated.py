@@ -50,6 +50,7 @@ SWITCHES = [
     {"early_fetch": False},
     {"tail": 0},
 ]
+# Sorted tables keep such tiles behind those with work.
 CUT = {
     "broadcast": Case(q_len=40, kv_lens=(16, 0, 600, 128, 257), heads=2, heads_kv=1, head_dim=128),
     "jagged": Case(q_lens=(70, 0, 200, 5), kv_lens=(300, 130, 520, 0), heads=1, heads_kv=1, head_dim=64),
@@ -180,7 +181,7 @@ class TestShared:
         [
             {"prefetch": False},
             {"stages": 1},
-            {"stages": 3, "dq_slices": 2},
+            {"stages": 3},
             {"dq_slices": 2},
             {"dq_buffers": 2},
             {"dq_slices": 2, "dq_buffers": 2},
@@ -194,9 +195,24 @@ class TestShared:
         case = Case(**lens, heads=2, heads_kv=1, head_dim=head_dim, causal=head_dim == 64)
         shared(case, len(changes), sms=1, **changes)
 
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("changes", [{"dq_buffers": 2}, {"dq_slices": 2, "dq_buffers": 2}], ids=str)
+    def test_buffers_of_dq_hold_the_last_tiles_dk(self, changes, seed):
+        """One step a tile, so that dQ is staged soon."""
+        shared(Case(q_lens=(40,) * 4, kv_lens=(129,) * 4), seed, sms=1, **changes)
+
     @pytest.mark.parametrize("schedule", SCHEDULES)
     def test_every_schedule(self, schedule):
         shared(RESTS, 3, schedule=schedule)
+
+    @pytest.mark.parametrize("schedule", SCHEDULES)
+    @pytest.mark.parametrize(
+        "case",
+        [CASES["empty-q"], CASES["empty-both"], Case(q_lens=(10, 70), kv_lens=(300, 400), window=(20, 0))],
+        ids=["empty", "both", "window"],
+    )
+    def test_keys_without_queries_under_every_schedule(self, case, schedule):
+        shared(case, 1, schedule=schedule)
 
 
 class TestResident:

@@ -221,6 +221,7 @@ def jfa_backward_hopper(
             noted = 0
             tile = own
             turn = 0
+            seen = 0  # tiles that some query sees: those whose K and V are loaded
             loaded = 0
             batch = 0
             block = 0
@@ -258,8 +259,9 @@ def jfa_backward_hopper(
                     o_start = batch * q_uniform
                 stats = stat_row(q_start, batch, q_uniform, BROADCAST_Q, BLOCK_Q)
 
-                noted = hopper.wait(k_empty[0], (turn & 1) ^ 1, lane, noted, capacity, _K_EMPTY, -1, named, LEVEL)
-                hopper.load(k_desc, k_tile[0], k_full[0], kv_start, kv_len, first, head * DIM)
+                if steps > 0:
+                    noted = hopper.wait(k_empty[0], (seen & 1) ^ 1, lane, noted, capacity, _K_EMPTY, -1, named, LEVEL)
+                    hopper.load(k_desc, k_tile[0], k_full[0], kv_start, kv_len, first, head * DIM)
 
                 next_tile = tile_count
                 next_batch = 0
@@ -281,7 +283,7 @@ def jfa_backward_hopper(
                     tlx.async_load(stat_lse + stat, lse_rows[stage], bulk=True, barrier=q_full[stage])
                     if step == 0:
                         noted = hopper.wait(
-                            v_empty[0], (turn & 1) ^ 1, lane, noted, capacity, _V_EMPTY, -1, named, LEVEL
+                            v_empty[0], (seen & 1) ^ 1, lane, noted, capacity, _V_EMPTY, -1, named, LEVEL
                         )
                         hopper.load(v_desc, v_tile[0], v_full[0], kv_start, kv_len, first, head * DIM)
                     noted = hopper.wait(
@@ -307,6 +309,8 @@ def jfa_backward_hopper(
                     if next_tile < tile_count:
                         next_batch = tl.load(pairs + 2 * (next_tile // heads_kv))
                         next_block = tl.load(pairs + 2 * (next_tile // heads_kv) + 1)
+                if steps > 0:
+                    seen += 1
                 tile = next_tile
                 batch = next_batch
                 block = next_block
@@ -325,6 +329,7 @@ def jfa_backward_hopper(
             noted = 0
             tile = -1
             turn = 0
+            seen = 0
             used = 0
             noted = hopper.wait(item_full[0], 0, lane, noted, capacity, _ITEM_FULL, 0, tile, LEVEL)
             tile = hopper.get(item_tile[0])
@@ -355,16 +360,19 @@ def jfa_backward_hopper(
                 tail = first + BLOCK_KV > kv_len
                 dk_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
                 dv_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
-                noted = hopper.wait(k_full[0], turn & 1, lane, noted, capacity, _K_FULL, -1, tile, LEVEL)
                 total = steps * group
+                scores = tl.zeros((HALF, BLOCK_Q), dtype=tl.float32)
+                if total > 0:
+                    noted = hopper.wait(k_full[0], seen & 1, lane, noted, capacity, _K_FULL, -1, tile, LEVEL)
                 if DQ_BUFFERS > 1:
                     # Of several buffers the first may be filled while one store is under way: not while that is dK's.
                     tlx.async_descriptor_store_wait(0)
                 if PREFETCH:
-                    stage, phase = _turn_of(used, STAGES)
-                    noted = hopper.wait(q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL)
-                    scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]))
-                    scores = tlx.async_dot_wait(0, scores)
+                    if total > 0:
+                        stage, phase = _turn_of(used, STAGES)
+                        noted = hopper.wait(q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL)
+                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]))
+                        scores = tlx.async_dot_wait(0, scores)
                 for step in range(total):
                     q_head = head * group + step // steps
                     row = low + step % steps * BLOCK_Q
@@ -373,7 +381,7 @@ def jfa_backward_hopper(
                         noted = hopper.wait(q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL)
                         scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]))
                     if step == 0:
-                        noted = hopper.wait(v_full[0], turn & 1, lane, noted, capacity, _V_FULL, -1, tile, LEVEL)
+                        noted = hopper.wait(v_full[0], seen & 1, lane, noted, capacity, _V_FULL, -1, tile, LEVEL)
                     noted = hopper.wait(do_full[stage], phase, lane, noted, capacity, _DO_FULL, stage, tile, LEVEL)
                     dp = tlx.async_dot(v_own, tlx.local_trans(do_tiles[stage]))
                     if not PREFETCH:
@@ -436,7 +444,9 @@ def jfa_backward_hopper(
                             dq_desc, dq_tiles, dq, used, q_start, q_len, row, column, wg * PLACES, DQ_SLICES, DQ_BUFFERS
                         )
                     used += 1
-                tlx.barrier_arrive(k_empty[0], 1)
+                if total > 0:
+                    tlx.barrier_arrive(k_empty[0], 1)
+                    seen += 1
                 at = hopper.ragged(kv_start, kv_len, first + wg * HALF, head * DIM)
                 tlx.async_descriptor_store_wait(0)
                 tlx.local_store(out_tiles[wg * OUT_PLACES], dv_acc.to(dtype).reshape(1, 1, HALF, DIM))

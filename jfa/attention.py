@@ -438,7 +438,7 @@ def _backward_op(
     offsets = (kv_offsets, q_offsets)
     problem = _problem(q, k, *offsets, max_q_len, max_kv_len, scale, window_left, window_right)
     if problem.total_q == 0 or problem.total_kv == 0:  # no tile has anything to do
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     kernel = _backward_kernel(_kernel(impl, q), q, problem, deterministic)
     block = kernel.config.block_kv
     with _device_of(q):

@@ -163,7 +163,8 @@ def hopper_backward_config(resident: bool) -> HopperBackwardConfig | HopperResid
     #   and two tiles of V in flight         3.46, 1.66, 0.93
     #   and one tile of K in flight          3.94, 1.89, 1.14, with two of V
     #   dQ added up in memory                4.09, 1.96, 1.21
-    # That one, TFLOP/s on self-lognormal, dense-512, dense-1024, dense-2048 and dense-4096:
+    # That one, TFLOP/s on self-lognormal, dense-512, dense-1024, dense-2048 and dense-4096 (13 runs in turn, of which
+    # only medians were kept):
     #   this                                 531, 392, 467, 508, 550
     #   without prefetch                     524, 392, 462, 504, 541
     #   in another run this                  530, 384, 469, 525, 534

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiling.errors import RecordingError
+from profiling.errors import RecordingError, UserError
 from profiling.recording import Recording
 from profiling.sm_time import summary
 from profiling.tiles import tile_cost
 
 DIRECTIONS = ("forward", "backward")
+MOST_TILES = 100_000_000
+"""Some 10 GB of arrays."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,15 @@ class Shape:
         """(columns, place) of each tile of these lengths: int64 [T] each, in natural order (batch, block, head).
 
         Columns are those that at least one row of the tile sees, what schedules sort by; the place is the number of the
-        block in its sequence.
+        block in its sequence. UserError: more than MOST_TILES.
         """
         forward = self.direction == "forward"
         rows, columns = (q_lens, kv_lens) if forward else (kv_lens, q_lens)
         blocks = -(-rows // self.block)
+        if (count := int(blocks.sum()) * self.heads) > MOST_TILES:
+            raise UserError(
+                f"lengths: make {count:,} tiles, expected {MOST_TILES:,} at most; give fewer or shorter ones"
+            )
         batch = np.repeat(np.arange(len(rows)), blocks)
         place = np.arange(len(batch)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
         first, rows, columns = place * self.block, rows[batch], columns[batch]

@@ -162,6 +162,7 @@ CASES = {
     # Layouts that others refuse, or read wrongly.
     "packed": Case(q_lens=(30, 70), kv_lens=(30, 70), layout="packed", causal=True),
     "heads-first": Case(q_lens=(30, 70), kv_lens=(66, 30), layout="heads-first"),
+    "heads-first-no-keys": Case(q_lens=(30, 70), kv_lens=(0, 0), layout="heads-first"),
     "transposed-v": Case(q_lens=(30, 70), kv_lens=(66, 30), heads=4, layout="mixed"),
     "odd-rows": Case(q_lens=(3, 70), kv_lens=(66, 3), layout="odd"),
     # Nothing to attend to at all.

@@ -76,6 +76,23 @@ def test_a_number_is_no_heading(first, tmp_path):
     assert read_lengths(tmp_path / "x.csv").tolist() == [int(float(first)), 7, 8]
 
 
+def test_more_tiles_than_fit_are_refused(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.full(200, 2_000_000_000))
+    assert main(["advise", "--lengths", str(tmp_path / "x.npy")]) == 2
+    error = capsys.readouterr().err
+    assert "tiles, expected 100,000,000 at most" in error and error.count("\n") == 1
+
+
+def test_a_column_is_of_the_tables_alone(tmp_path, capsys):
+    np.save(tmp_path / "keys.npy", np.array([100, 300]))
+    pd.DataFrame({"a": [1, 2], "n": [40, 50]}).to_parquet(tmp_path / "queries.parquet")
+    queries = ["--query-lengths", str(tmp_path / "queries.parquet")]
+    assert main(["advise", "--lengths", str(tmp_path / "keys.npy"), *queries, "--column", "n"]) == 0
+    capsys.readouterr()
+    assert main(["advise", "--lengths", str(tmp_path / "keys.npy"), "--column", "n"]) == 2
+    assert "has no columns; leave --column out" in capsys.readouterr().err
+
+
 def test_wrong_lengths_in_tables(tmp_path):
     (tmp_path / "x.csv").write_text("length\n3\n\n4\n")
     with pytest.raises(UserError, match="length 1 .* is nan: it is not a number"):

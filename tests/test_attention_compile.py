@@ -74,7 +74,9 @@ def test_opcheck_backward(name, deterministic, device):
         )
 
 
-@pytest.mark.parametrize("name", ["causal-short-kv", "broadcast-gqa", "all-empty", "no-sequences", "heads-first"])
+@pytest.mark.parametrize(
+    "name", ["causal-short-kv", "broadcast-gqa", "all-empty", "no-sequences", "heads-first", "heads-first-no-keys"]
+)
 def test_fakes_have_the_shapes_dtypes_and_strides_of_results(name, device):
     case = CASES[name]
     inputs = case.inputs(device, grad=True)

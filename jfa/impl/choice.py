@@ -116,7 +116,6 @@ def backward_kernel(
     from jfa.impl.triton import backward
 
     config = backward_config(capability, problem.head_dim, itemsize)
-
     return Backward("triton", backward.jfa_backward.__name__, config, backward.backward, backward.ctas)
 
 

@@ -28,7 +28,7 @@ def advise(
     query_lengths: Annotated[
         Path | None, typer.Option("--query-lengths", metavar="FILE", help="Queries of each sequence, as --lengths.")
     ] = None,
-    column: Annotated[str | None, typer.Option("--column", help="Which column of a table.")] = None,
+    column: Annotated[str | None, typer.Option("--column", help="Which column of the tables.")] = None,
     heads: Annotated[int, typer.Option("--heads", min=1, help="Heads; of the keys in the backward.")] = 4,
     causal: Annotated[bool, typer.Option("--causal", help="A query sees no later key.")] = False,
     gpu: arguments.Gpu = None,
@@ -57,8 +57,12 @@ def advise(
     if queries is not None and query_lengths is not None:
         raise UserError("--queries and --query-lengths: both say how many queries there are; give one")
     sms = arguments.sm_count(gpu, sms)
-    kv_lens = read_lengths(lengths, column)
-    q_lens = kv_lens if query_lengths is None else read_lengths(query_lengths, column)
+    files = [lengths] if query_lengths is None else [lengths, query_lengths]
+    tables = [path for path in files if path.suffix != ".npy"]
+    if column is not None and not tables:
+        raise UserError(f"--column {column}: {lengths} is an .npy file, which has no columns; leave --column out")
+    read = [read_lengths(path, column if path in tables else None) for path in files]
+    kv_lens, q_lens = read[0], read[-1]
     if queries is not None:
         q_lens = np.full(len(kv_lens), queries)
     if len(q_lens) != len(kv_lens):

@@ -72,7 +72,7 @@ class HopperBackwardConfig:
 
     block_q: int = 64
     block_kv: int = 128
-    stages: int = 2
+    stages: int = 3
     prefetch: bool = True
     dq_slices: int = 1
     dq_buffers: int = 1

@@ -272,7 +272,7 @@ def compile_hopper_backward(
     signature = {
         **dict.fromkeys(("q_desc", "do_desc"), ragged(config.block_q)),
         **dict.fromkeys(("k_desc", "v_desc"), ragged(config.block_kv)),
-        "dq_desc": ragged(config.block_q, dim // 2 // config.dq_slices, "fp32"),
+        "dq_desc": f"tensordesc<fp32[{config.block_q * dim // 2 // config.dq_slices // 32}, 32]>",
         **dict.fromkeys(("dk_desc", "dv_desc"), ragged(config.block_kv // 2)),
         **dict.fromkeys(("dk", "dv"), f"*{kind}"),
         **dict.fromkeys(("stat_lse", "stat_delta"), "*fp32"),

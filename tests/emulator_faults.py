@@ -293,7 +293,7 @@ FAULTS = {
             FENCE,
             """
             -tlx.fence("async_shared")
-             at = hopper.ragged(start, rows, row, column + part * WIDTH)
+             line = (place * SLICES + part) * (BLOCK_Q * WIDTH // _LINE)
             """,
         ),
         "dq-staging-overwritten": (WRONG, "-tlx.async_descriptor_store_wait(BUFFERS - 1)"),

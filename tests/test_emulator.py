@@ -24,7 +24,7 @@ import toy_kernels as toy  # noqa: E402
 from emulator_faults import FAULTS  # noqa: E402
 from shapes import Case  # noqa: E402
 
-from jfa.impl.hopper import backward, forward, primitives, resident  # noqa: E402
+from jfa.impl.hopper import backward, dq, forward, primitives, resident  # noqa: E402
 from profiling.emulator import EmulationError  # noqa: E402
 
 one_thread = real.one_thread
@@ -58,7 +58,7 @@ FUNCTIONS = {
     "forward": OF_FORWARD,
     "forward-short": OF_FORWARD,
     "forward-pingpong": OF_FORWARD,
-    "shared": (backward.jfa_backward_hopper, backward._add_dq),
+    "shared": (backward.jfa_backward_hopper, dq.add),
     "shared-buffers": (backward.jfa_backward_hopper,),
     "resident": OF_RESIDENT,
     "pair": OF_RESIDENT,

@@ -55,7 +55,7 @@ VARIANTS = {
     "backward-d64": {"direction": "backward", "dim": 64},
     "backward-wait": {"direction": "backward", "level": 3},
     "backward-plain": {"direction": "backward", "config": {"prefetch": False}},
-    "backward-staged": {"direction": "backward", "config": {"dq_slices": 2, "dq_buffers": 3}},
+    "backward-staged": {"direction": "backward", "config": {"stages": 2, "dq_slices": 2, "dq_buffers": 3}},
     "resident": {"direction": "resident", "cluster": 1},
     "resident-d64": {"direction": "resident", "cluster": 1, "dim": 64},
     "resident-pair": {"direction": "resident"},

@@ -183,9 +183,9 @@ class TestShared:
             {"stages": 1},
             {"stages": 3},
             {"dq_slices": 2},
-            {"dq_buffers": 2},
+            {"stages": 2, "dq_buffers": 2},
             {"dq_slices": 2, "dq_buffers": 2},
-            {"dq_slices": 2, "dq_buffers": 3},
+            {"stages": 2, "dq_slices": 2, "dq_buffers": 3},
         ],
         ids=str,
     )
@@ -196,7 +196,7 @@ class TestShared:
         shared(case, len(changes), sms=1, **changes)
 
     @pytest.mark.parametrize("seed", range(4))
-    @pytest.mark.parametrize("changes", [{"dq_buffers": 2}, {"dq_slices": 2, "dq_buffers": 2}], ids=str)
+    @pytest.mark.parametrize("changes", [{"stages": 2, "dq_buffers": 2}, {"dq_slices": 2, "dq_buffers": 2}], ids=str)
     def test_buffers_of_dq_hold_the_last_tiles_dk(self, changes, seed):
         """One step a tile, so that dQ is staged soon."""
         shared(Case(q_lens=(40,) * 4, kv_lens=(129,) * 4), seed, sms=1, **changes)

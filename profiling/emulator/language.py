@@ -101,6 +101,10 @@ def tl_of(world: World, constexpr: Any) -> SimpleNamespace:
     def full(shape: Any, value: Any, dtype: torch.dtype) -> Any:
         return torch.full(tuple(shape), value, dtype=dtype) if tuple(shape) else value
 
+    def atomic_add(pointer: Pointer, value: Any, **_: Any) -> Any:
+        world.pause()
+        return pointer.add(value)
+
     def static_assert(condition: Any, words: str = "") -> None:
         if not condition:
             raise EmulationError(f"static_assert: {words}")
@@ -122,7 +126,7 @@ def tl_of(world: World, constexpr: Any) -> SimpleNamespace:
         where=where,
         load=load,
         store=store,
-        atomic_add=lambda pointer, value, **_: pointer.add(value),
+        atomic_add=atomic_add,
         sum=lambda values, axis: _reduced(values, values.sum(axis)),
         max=lambda values, axis: _reduced(values, values.max(axis).values),
         exp2=torch.exp2,
@@ -210,17 +214,21 @@ def tlx_of(world: World) -> SimpleNamespace:
         view.seen_by_engines("a TMA store")
         at = [int(place) for place in at]
 
-        def work() -> None:
+        def read() -> Callable[[], None]:
             index, inside = descriptor_index(descriptor, at)
             target = Pointer.to(descriptor.base)
             target._check(index[inside])
             values = view.values.view(index.shape)[inside].to(target.storage.dtype)
-            if store_reduce == "add":
-                target.storage.index_add_(0, index[inside], values)
-            else:
-                target.storage[index[inside]] = values
 
-        world.me().stores.append(world.later("a TMA store", work))
+            def write() -> None:
+                if store_reduce == "add":
+                    target.storage.index_add_(0, index[inside], values)
+                else:
+                    target.storage[index[inside]] = values
+
+            return write
+
+        world.me().stores.append(world.store("a TMA store", read))
         world.pause()
 
     def async_descriptor_store_wait(left: int) -> None:

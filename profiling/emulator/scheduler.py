@@ -26,7 +26,10 @@ class _Abort(BaseException):
 
 @dataclass(eq=False)
 class Later:
-    """Work of an asynchronous engine: done at some moment after it was issued."""
+    """Work of an asynchronous engine: done at some moment after it was issued.
+
+    ``cta``: whose shared memory it needs; None where it needs none.
+    """
 
     what: str
     work: Callable[[], None]
@@ -35,7 +38,7 @@ class Later:
     done: bool = False
 
     def run(self) -> None:
-        if self.cta.ended:
+        if self.cta is not None and self.cta.ended:
             raise EmulationError(f"{self.what} is still to come when CTA {self.cta.index} has ended")
         self.work()
         self.done = True
@@ -83,6 +86,10 @@ class World:
         issued = Later(what, work, self.me().cta, self._pace())
         self.pending.append(issued)
         return issued
+
+    def store(self, what: str, read: Callable[[], Callable[[], None]]) -> Later:
+        """Issue a store, done when shared memory has been read: what ``read`` gives writes memory at a later moment."""
+        return self.later(what, lambda: self.pending.append(Later(what, read(), None, self._pace())))
 
     def pause(self, waits_for: str = "", ready: Callable[[], bool] | None = None) -> None:
         """Let others run; go on when ``ready``."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from jfa import instrument, lanes, schedule, toolchain
 from jfa.config import HopperBackwardConfig
+from jfa.impl.hopper import dq as summing
 from jfa.impl.hopper import primitives as hopper
 from jfa.impl.triton import backward as baseline
 from jfa.impl.triton import launch, primitives
@@ -38,20 +39,9 @@ _V_EMPTY = tl.constexpr(lanes.WAITS["v_empty"])
 _DS_FULL = tl.constexpr(lanes.WAITS["ds_full"])
 _DS_EMPTY = tl.constexpr(lanes.WAITS["ds_empty"])
 _CLEAR_ROWS = tl.constexpr(64)
+_LINE = tl.constexpr(summing.LINE)
 _KIND_TILE = tl.constexpr(lanes.KINDS["tile"])
 _KIND_ZERO = tl.constexpr(lanes.KINDS["zero"])
-
-
-@triton.jit
-def stat_row(q_start, batch, uniform, BROADCAST_Q: tl.constexpr, BLOCK: tl.constexpr):
-    """Where a sequence's rows begin in the padded statistics: every sequence at a multiple of ``BLOCK``.
-
-    (q_start // BLOCK + batch) · BLOCK: the next sequence's begins behind this one's last block, whatever the lengths.
-    """
-    if BROADCAST_Q:
-        return batch * ((uniform + BLOCK - 1) // BLOCK * BLOCK)
-    else:
-        return (q_start // BLOCK + batch) * BLOCK
 
 
 @triton.jit
@@ -87,31 +77,6 @@ def clear_rest(
         baseline.clear_rows(dk, dv, row, count, heads_kv, DIM, _CLEAR_ROWS)
         cleared += 1
     return cleared
-
-
-@triton.jit
-def _add_dq(
-    desc, staging, dq, added, start, rows, row, column, OWN: tl.constexpr, SLICES: tl.constexpr, BUFFERS: tl.constexpr
-):
-    """Add a warpgroup's columns of dQ to the sum in memory, in slices of columns through its buffers in turn.
-
-    ``added`` times before; a buffer is filled once what it held has left.
-    """
-    BLOCK_Q: tl.constexpr = dq.shape[0]
-    WIDTH: tl.constexpr = dq.shape[1] // SLICES
-    if SLICES == 2:
-        parts = tl.split(dq.reshape(BLOCK_Q, 2, WIDTH).permute(0, 2, 1))
-    else:
-        parts = (dq,)
-    for part in tl.static_range(SLICES):
-        buffer = OWN
-        if BUFFERS > 1:
-            buffer = OWN + (added * SLICES + part) % BUFFERS
-        tlx.async_descriptor_store_wait(BUFFERS - 1)
-        tlx.local_store(staging[buffer], parts[part].reshape(1, 1, BLOCK_Q, WIDTH))
-        tlx.fence("async_shared")
-        at = hopper.ragged(start, rows, row, column + part * WIDTH)
-        tlx.async_descriptor_store(desc, staging[buffer], at, store_reduce="add")
 
 
 @triton.jit
@@ -169,7 +134,7 @@ def jfa_backward_hopper(
     """``before`` and ``after`` are the window as keys see queries.
 
     stat_lse (in log2 units, +inf for rows that do not exist or see nothing: their weights are 0), stat_delta: float32
-    (H, stat_rows), padded as `stat_row` says.
+    (H, stat_rows), padded as `dq.stat_row` says.
     """
     HALF: tl.constexpr = BLOCK_KV // 2
     WIDTH: tl.constexpr = DIM // 2
@@ -189,7 +154,7 @@ def jfa_backward_hopper(
     tl.static_assert(OUT_SLICES * BLOCK_Q * WIDTH // DQ_SLICES * 4 == HALF * DIM * tlx.size_of(tlx.dtype_of(k_desc)))
     OUT_PLACES: tl.constexpr = (DQ_BUFFERS + OUT_SLICES - 1) // OUT_SLICES
     PLACES: tl.constexpr = OUT_PLACES * OUT_SLICES
-    dq_tiles = tlx.local_alloc((1, 1, BLOCK_Q, WIDTH // DQ_SLICES), tl.float32, 2 * PLACES)
+    dq_tiles = tlx.local_alloc((BLOCK_Q * WIDTH // DQ_SLICES // _LINE, _LINE), tl.float32, 2 * PLACES)
     out_tiles = tlx.local_alloc((1, 1, HALF, DIM), dtype, 2 * OUT_PLACES, reuse=dq_tiles)
     k_full = tlx.alloc_barriers(num_barriers=1, arrive_count=1)
     k_empty = tlx.alloc_warp_barrier(num_barriers=1, num_warps=4, num_arrivals=2)
@@ -257,7 +222,7 @@ def jfa_backward_hopper(
                 o_start = q_start
                 if BROADCAST_Q:
                     o_start = batch * q_uniform
-                stats = stat_row(q_start, batch, q_uniform, BROADCAST_Q, BLOCK_Q)
+                stats = summing.stat_row(q_start, batch, q_uniform, BROADCAST_Q, BLOCK_Q)
 
                 if steps > 0:
                     noted = hopper.wait(k_empty[0], (seen & 1) ^ 1, lane, noted, capacity, _K_EMPTY, -1, named, LEVEL)
@@ -348,7 +313,6 @@ def jfa_backward_hopper(
                 q_len = hopper.get(item_q_len[slot])
                 kv_start = hopper.get(item_kv_start[slot])
                 kv_len = hopper.get(item_kv_len[slot])
-                tlx.barrier_arrive(item_empty[slot], 1)
                 head = tile % heads_kv
                 shift = q_len - kv_len
                 low, full_low, full_high, high = primitives.columns_met(
@@ -357,6 +321,10 @@ def jfa_backward_hopper(
                 )  # fmt: skip
                 steps = (high - low + BLOCK_Q - 1) // BLOCK_Q
                 keys = first + wg * HALF + tl.arange(0, HALF)
+                dq_blocks = (q_uniform + BLOCK_Q - 1) // BLOCK_Q
+                if not BROADCAST_Q:
+                    dq_blocks = stat_rows // BLOCK_Q
+                dq_block = summing.block_row(q_start, batch, BROADCAST_Q, BLOCK_Q) // BLOCK_Q
                 tail = first + BLOCK_KV > kv_len
                 dk_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
                 dv_acc = tl.zeros((HALF, DIM), dtype=tl.float32)
@@ -415,7 +383,7 @@ def jfa_backward_hopper(
                     tlx.barrier_arrive(do_empty[stage], 1)
                     noted = hopper.wait(ds_full[0], used & 1, lane, noted, capacity, _DS_FULL, -1, tile, LEVEL)
                     dq = tlx.async_dot(tlx.local_trans(ds_tile[0]), k_half)
-                    column = q_head * DIM + wg * WIDTH
+                    place = (q_head * dq_blocks + dq_block + row // BLOCK_Q) * 2 + wg
                     if PREFETCH:
                         more = step + 1 < total
                         stage_ahead, phase = _turn_of(used + more.to(tl.int32), STAGES)
@@ -429,9 +397,7 @@ def jfa_backward_hopper(
                         scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage_ahead]))
                         dq = tlx.async_dot_wait(1, dq)
                         tlx.barrier_arrive(ds_empty[0], 1)
-                        _add_dq(
-                            dq_desc, dq_tiles, dq, used, q_start, q_len, row, column, wg * PLACES, DQ_SLICES, DQ_BUFFERS
-                        )
+                        summing.add(dq_desc, dq_tiles, dq, used, place, wg * PLACES, DQ_SLICES, DQ_BUFFERS)
                         scores = tlx.async_dot_wait(0, scores)
                         if not more:
                             tlx.barrier_arrive(q_empty[stage], 1)
@@ -440,13 +406,16 @@ def jfa_backward_hopper(
                         tlx.barrier_arrive(q_empty[stage], 1)
                         dq = tlx.async_dot_wait(0, dq)
                         tlx.barrier_arrive(ds_empty[0], 1)
-                        _add_dq(
-                            dq_desc, dq_tiles, dq, used, q_start, q_len, row, column, wg * PLACES, DQ_SLICES, DQ_BUFFERS
-                        )
+                        summing.add(dq_desc, dq_tiles, dq, used, place, wg * PLACES, DQ_SLICES, DQ_BUFFERS)
                     used += 1
                 if total > 0:
                     tlx.barrier_arrive(k_empty[0], 1)
                     seen += 1
+                # Once more what is not worth a register over the steps.
+                first = hopper.get(item_first[slot])
+                kv_start = hopper.get(item_kv_start[slot])
+                kv_len = hopper.get(item_kv_len[slot])
+                tlx.barrier_arrive(item_empty[slot], 1)
                 at = hopper.ragged(kv_start, kv_len, first + wg * HALF, head * DIM)
                 tlx.async_descriptor_store_wait(0)
                 tlx.local_store(out_tiles[wg * OUT_PLACES], dv_acc.to(dtype).reshape(1, 1, HALF, DIM))
@@ -503,7 +472,7 @@ def jfa_stats(
     PAD: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """What the softmax's gradient needs of each row, padded as `stat_row` says: lse in log2 units, and delta.
+    """What the softmax's gradient needs of each row, padded as `dq.stat_row` says: lse in log2 units, and delta.
 
     A shared Q's rows are padded to a multiple of ``PAD``, others to one of ``ROWS``. A sequence without keys, whose
     rows no tile looks for, is left out.
@@ -520,16 +489,9 @@ def jfa_stats(
         start = batch * q_uniform
         length = q_uniform
     else:
-        low = base * 0
-        high = low + batch_count
-        while high - low > 1:  # the last sequence whose rows begin at or before this block
-            middle = (low + high) // 2
-            begins = stat_row(tl.load(q_offsets + middle).to(tl.int32), middle, 0, False, ROWS)
-            low = tl.where(begins <= base, middle, low)
-            high = tl.where(begins <= base, high, middle)
-        batch = low
+        batch = summing.sequence_at(base, q_offsets, batch_count, ROWS)
         start, length = primitives.sequence(q_offsets, batch, False, 0)
-        inside = base - stat_row(start, batch, 0, False, ROWS)
+        inside = base - summing.stat_row(start, batch, 0, False, ROWS)
     _, kv_len = primitives.sequence(kv_offsets, batch, False, 0)
     if kv_len == 0:
         return
@@ -552,11 +514,9 @@ def jfa_stats(
 
 def stat_blocks(problem: Problem, block: int, pad: int) -> int:
     """Blocks of the padded statistics: an upper bound that needs no length."""
-    if problem.batch == 0:
-        return 0
     if problem.broadcast_q:
         return problem.batch * triton.cdiv(problem.q_len, pad) * (pad // block)
-    return problem.total_q // block + problem.batch
+    return summing.blocks_of(problem, block)
 
 
 def statistics(
@@ -571,7 +531,7 @@ def statistics(
     pad: int,
     run: launch.Run,
 ) -> Tensor:
-    """lse and delta of every row, float32 (2, H, rows): padded as `stat_row` says, a shared Q's to ``pad`` rows."""
+    """lse and delta of every row, float32 (2, H, rows): padded as `dq.stat_row` says, a shared Q's to ``pad`` rows."""
     blocks = stat_blocks(problem, block, pad)
     stats = torch.empty((2, problem.heads, blocks * block), dtype=torch.float32, device=out.device)
     if not blocks:
@@ -623,7 +583,7 @@ def backward(
     toolchain.require_safe_ptxas("the backward for sm_90")
     dim, heads, heads_kv = problem.head_dim, problem.heads, problem.heads_kv
     dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
-    dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    dq = summing.Sum.zeros(problem, config.block_q, 2 * config.dq_slices, q.device)
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
     facts = {"heads": heads, "head_dim": dim}
     sizes = (config.block_q, config.block_q)
@@ -637,7 +597,7 @@ def backward(
             launch.ragged_descriptor(grad_rows, config.block_q),
             launch.ragged_descriptor(k_rows, config.block_kv),
             launch.ragged_descriptor(v_rows, config.block_kv),
-            launch.ragged_descriptor(launch.as_rows(dq_sum), config.block_q, dim // 2 // config.dq_slices),
+            dq.descriptor,
             launch.ragged_descriptor(launch.as_rows(dk), half),
             launch.ragged_descriptor(launch.as_rows(dv), half),
             dk,
@@ -679,4 +639,4 @@ def backward(
             ptx_options=config.ptx_options,
         )
     run.compiled.append(compiled)
-    return baseline.rounded(dq_sum, q.dtype, problem.scale, run, facts), dk, dv
+    return dq.rounded(q, q_offsets, run), dk, dv

@@ -96,7 +96,9 @@ def test_peak_memory_is_that_of_the_results():
         return result, torch.cuda.max_memory_allocated() - before
 
     out, forward = peak_over(lambda: jagged_attention(*arguments))
-    assert out_bytes <= forward < 1.1 * out_bytes
+    # Where long sequences are cut, their parts' results, in float32: about two tiles for each CTA.
+    partial = 2 * torch.cuda.get_device_properties(0).multi_processor_count * 128 * 128 * 4
+    assert out_bytes <= forward < 1.1 * out_bytes + partial
     _, backward = peak_over(lambda: torch.autograd.grad(out, arguments[:3], inputs.grad_out))
     assert backward < 0.1 * out_bytes + inputs.k.nbytes + inputs.v.nbytes
 

@@ -98,6 +98,7 @@ def test_without_a_gpu_it_says_so(command, device, capsys):
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_race_on_the_gpu_keeps_what_it_recorded(direction, tmp_path, capsys):
+    pytest.importorskip("plotly")
     folder = tmp_path / "race"
     command = ["race", "--workload", "tiny", "--direction", direction, "--repeats", "3", "-o", str(folder)]
     assert main([*command, "--schedule", "static", "--schedule", "balanced-dynamic"]) == 0

@@ -50,6 +50,7 @@ def race(
     work = arguments.workload(workload)
     if output:
         arguments.output_folder(output)
+        from profiling.report import write_report  # what it needs is missed before anything is measured
     from profiling.race import race as run
 
     with printing.progress() as bar:
@@ -57,8 +58,6 @@ def race(
         table, recordings = run(work, list(dict.fromkeys(names)), direction=direction, impl=impl, rounds=repeats)
     title = recordings[0].title().replace(recordings[0].schedule, "schedules", 1)
     if output:
-        from profiling.report import write_report
-
         output.mkdir(parents=True, exist_ok=True)
         for recording in recordings:
             recording.write(output / f"{workload}_{direction}_{recording.schedule}.parquet")

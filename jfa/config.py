@@ -170,6 +170,13 @@ def hopper_backward_config(resident: bool) -> HopperBackwardConfig | HopperResid
     #   in another run this                  530, 384, 469, 525, 534
     #   and three stages                     533, 385, 471, 528, 525
     #   and two tiles of K in flight         515, 382, 454, 510, 514
+    # Since dQ is staged without bank conflicts (`impl/hopper/dq.py`), on a slower H200, self-lognormal, dense-1024,
+    # dense-2048 and dense-4096 (12 runs in turn, of which only medians were kept):
+    #   before                               504, 451, 496, 535
+    #   two stages                           531, 474, 526, 571
+    #   three stages, this                   534, 476, 534, 575
+    # Slower: dQ added by threads, 16 bytes each; statistics as what the products' accumulators begin with, although it
+    # spills less; the last tile of a sequence rounding its dQ.
     # Alike or slower too: dQ's product before dK's; whole dQ by one warpgroup, in turns; dQ's rows begun elsewhere by
     # each tile. A tile of queries of 128 does not fit the registers.
     return HopperResidentConfig() if resident else HopperBackwardConfig()

@@ -16,6 +16,7 @@ from triton.compiler import ASTSource
 
 from jfa import toolchain
 from jfa.config import BackwardConfig, ForwardConfig, HopperBackwardConfig, HopperForwardConfig, HopperResidentConfig
+from jfa.impl.hopper import left_out
 from jfa.impl.triton import backward, forward
 
 
@@ -204,6 +205,7 @@ def compile_hopper_forward(
     window: bool = False,
     split: bool = False,
     kind: str = "bf16",
+    leave_out: str = "",
 ) -> Compiled:
     """The forward for sm_90 as the op launches it."""
     from jfa.impl.hopper.forward import jfa_forward_hopper
@@ -241,6 +243,7 @@ def compile_hopper_forward(
         "EARLY_FETCH": config.early_fetch,
         "DEAL": deal,
         "LEVEL": level,
+        "LEAVE_OUT": left_out.code("jfa_forward_hopper", leave_out),
     }
     _optional(signature, constants, broadcast, level)
     for name, given in (("partial_desc", ragged(half)), ("partial_lse", "*fp32")):
@@ -262,6 +265,7 @@ def compile_hopper_backward(
     broadcast: bool = True,
     causal: bool = False,
     kind: str = "bf16",
+    leave_out: str = "",
 ) -> Compiled:
     """The backward for sm_90 as its launch would compile it."""
     from jfa.impl.hopper.backward import jfa_backward_hopper
@@ -296,6 +300,7 @@ def compile_hopper_backward(
         "REGISTERS": config.registers,
         "DEAL": deal,
         "LEVEL": level,
+        "LEAVE_OUT": left_out.code("jfa_backward_hopper", leave_out),
     }
     _optional(signature, constants, broadcast, level)
     options = {"num_warps": 4, "num_stages": 1, "ptx_options": config.ptx_options}
@@ -311,6 +316,7 @@ def compile_resident_backward(
     add: bool = False,
     level: int = 0,
     kind: str = "bf16",
+    leave_out: str = "",
 ) -> Compiled:
     """The backward for sm_90 that keeps dQ, as its launch would compile it."""
     from jfa.impl.hopper.resident import ROWS, jfa_backward_resident
@@ -337,6 +343,7 @@ def compile_resident_backward(
         "V_STAGES": config.v_stages,
         "REGISTERS": config.registers,
         "LEVEL": level,
+        "LEAVE_OUT": left_out.code("jfa_backward_resident", leave_out),
     }
     if level:
         signature["recorder"] = "*i64"

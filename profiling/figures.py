@@ -59,6 +59,8 @@ def occupancy_comparison(
 ) -> go.Figure:
     """Occupancy heatmaps one above the other on one common time axis, each one's makespan marked.
 
+    Zooming or panning one moves all: in time, and over the SMs where all have the same.
+
     Parameters
     ----------
     occupancies : Occupancy results, drawn from top to bottom in this order.
@@ -81,6 +83,9 @@ def occupancy_comparison(
         figure.update_yaxes(**_sm_axis(occupancy), row=row, col=1)
         figure.update_xaxes(range=[0, longest / size * 1.004], showgrid=False, row=row, col=1)
         _mark_makespan(figure, occupancy, name, longest, size, row)
+    if all(np.array_equal(o.sms, occupancies[0].sms) for o in occupancies):
+        for row in range(2, len(occupancies) + 1):
+            figure.update_yaxes(matches="y", row=row, col=1)
     figure.data[0].update(showscale=True, colorbar=_share_colorbar())
     figure.update_xaxes(title_text=f"time since each launch's first start ({unit})", row=len(occupancies), col=1)
     title = _comparison_title(occupancies, own) if comparable else SIDE_BY_SIDE

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from jfa.workloads import Workload
@@ -35,14 +36,30 @@ class Launcher:
     heads: int
     items: Items
     ctas: int
-    run: Callable[[Recorder], Run]
+    run: Callable[..., Run]
+    """Called with a `Recorder`."""
     impl: str = "triton"
     cluster: int = 1
     """CTAs that do a tile together, and each record it."""
     roles: tuple[str, ...] = ("cta",)
     """The CTA's warpgroups that record by themselves, in the order of their lanes; without them "cta"."""
     results: list[torch.Tensor] = field(default_factory=list, compare=False)
-    """What the last run gave: out and lse, or dQ, dK and dV."""
+    """What the last run gave: out and lse, or dQ, dK and dV. Nothing, where a stage is left out."""
+    leave_out: str = ""
+    """The stage without which it runs."""
+
+    def without(self, stage: str) -> Launcher:
+        """The same kernel on the same tensors without a stage: for its time alone, results are thrown away.
+
+        UserError: the kernel has no switch for that.
+        """
+        from jfa.impl.hopper import left_out
+
+        try:
+            left_out.code(self.kernel, stage)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        return replace(self, run=partial(self.run, leave_out=stage), results=[], leave_out=stage)
 
 
 def launch(
@@ -54,6 +71,8 @@ def launch(
     launches: int = 1,
     warmup: int = 2,
     device: torch.device | None = None,
+    config: Config | None = None,
+    split: bool = True,
 ) -> Launcher:
     """Run the plain kernel ``warmup`` times outside any NVTX range, then ``launches`` times, each under its own.
 
@@ -61,7 +80,7 @@ def launch(
     of the tile table, and the forward that a backward needs, are outside ranges too. A backward launch is
     three ranges, jfa_delta, jfa_backward (for sm_90 one a pass, of 256 rows of a shared Q) and jfa_round_dq; a forward
     for sm_90 that cuts long sequences is followed by jfa_merge. ``device``: this process's GPU, unless another is
-    given.
+    given. ``config`` and ``split``: as of `prepare`.
 
     Raises:
         UserError: no GPU, a workload without rows, an unknown schedule, direction or implementation, or one that cannot
@@ -74,7 +93,7 @@ def launch(
 
     with workload_label(workload.name):
         with _without_ranges():
-            launcher = prepare(workload, schedule, direction, where, impl)
+            launcher = prepare(workload, schedule, direction, where, impl, config=config, split=split)
             for _ in range(warmup):
                 launcher.run(OFF)
             _settle(where)
@@ -145,9 +164,11 @@ def prepare(
     results: list[torch.Tensor] = []
     if direction == "forward":
 
-        def run_forward(recorder: Recorder) -> Run:
-            run = launch.Run(schedule, items, recorder)
-            results[:] = forward.run(q, k, v, *offsets, problem, forward_as, run)
+        def run_forward(recorder: Recorder, leave_out: str = "") -> Run:
+            run = launch.Run(schedule, items, recorder, leave_out=leave_out)
+            found = forward.run(q, k, v, *offsets, problem, forward_as, run)
+            if not leave_out:
+                results[:] = found
             return run
 
         ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, ctas_per_sm)
@@ -174,9 +195,11 @@ def prepare(
     backward_as = backward.config if config is None else cast("Any", config)
     key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)
 
-    def run_backward(recorder: Recorder) -> Run:
-        run = launch.Run(schedule, key_items, recorder)
-        results[:] = backward.run(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
+    def run_backward(recorder: Recorder, leave_out: str = "") -> Run:
+        run = launch.Run(schedule, key_items, recorder, leave_out=leave_out)
+        found = backward.run(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
+        if not leave_out:
+            results[:] = found
         return run
 
     return Launcher(

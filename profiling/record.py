@@ -21,6 +21,7 @@ from profiling.versions import versions
 if TYPE_CHECKING:
     import torch
 
+    from jfa.impl.triton.launch import Run
     from jfa.instrument import Recorder
     from jfa.lanes import Lanes
 
@@ -63,9 +64,13 @@ def record(
 def record_launcher(
     launcher: Launcher, workload: Workload, device: torch.device, level: str, launches: int, repeats: int
 ) -> Recording:
-    """As :func:`record`, of a kernel that is ready. UserError: level wait of one without roles."""
+    """As :func:`record`, of a kernel that is ready. UserError: level wait of one without roles, a stage left out."""
     from jfa import instrument
 
+    if launcher.leave_out:
+        raise UserError(
+            f"a {launcher.kernel} without {launcher.leave_out} is no kernel to record: its results are wrong"
+        )
     if level == "wait" and launcher.roles == ("cta",):
         raise UserError(
             f"level wait: the {launcher.impl} {launcher.direction} has no roles that wait for each other; record it "
@@ -231,7 +236,12 @@ def _resources(launcher: Launcher, recorder: Recorder) -> dict[str, Any]:
 
 def resources_of(launcher: Launcher, recorder: Recorder) -> dict[str, int]:
     """Registers a thread, stack frame and SMEM in bytes; empty where the kernel is interpreted."""
-    compiled = launcher.run(recorder).compiled
+    return resources_of_run(launcher.run(recorder))
+
+
+def resources_of_run(run: Run) -> dict[str, int]:
+    """As `resources_of`, of what a run launched."""
+    compiled = run.compiled
     if not compiled or not hasattr(compiled[-1], "n_regs"):
         return {}
     kernel = compiled[-1]

@@ -92,10 +92,7 @@ def replay(
         raise UserError(f"fetch_ns: expected 0 or more, got {fetch_ns}")
     fetch = _fetch_price(tiles, schedule) if fetch_ns is None else fetch_ns
     is_sorted = schedule.startswith("balanced")
-    alike = is_sorted == tiles.schedule.startswith("balanced")
-    cost, columns = _units(
-        tiles, tiles.cost if alike else _empty_at(tiles, CLEARED_NS if is_sorted else EMPTY_NS), cluster
-    )
+    cost, columns = _units(tiles, _cost_under(tiles, schedule), cluster)
     least, _ = _units(tiles, np.minimum(tiles.cost, _empty_at(tiles, CLEARED_NS)), cluster)
     bound = max(float(least.sum()) / workers, float(least.max(initial=0.0)))
     cleared = 0.0
@@ -109,6 +106,71 @@ def replay(
     makespan = float(busy.max(initial=0.0)) + cleared / workers + tiles.ramp_ns
     optimum = makespan / (4 / 3 - 1 / (3 * workers)) if schedule == "balanced-dynamic" else float("nan")
     return Replay(schedule, workers * cluster, makespan, bound, optimum, busy)
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """When each tile of a replay runs, ns from the launch's first start.
+
+    Attributes:
+        tile: int64 [T'], places in the natural order, in the order in which they are dealt; under a sorted schedule
+            those without work are left out.
+        worker: int64 [T']; start_ns, end_ns: float64 [T'], the last end is the replay's makespan without clearing.
+        workers: how many there are; cleared_ns: what each spends clearing rows, behind its tiles.
+    """
+
+    tile: np.ndarray
+    worker: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    workers: int
+    cleared_ns: float
+
+
+def timeline(tiles: Tiles, schedule: str) -> Timeline:
+    """Which worker runs which tile when in `replay(tiles, schedule)`, on the recording's SMs.
+
+    Raises:
+        UserError: unknown schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise UserError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
+    fetch, workers = _fetch_price(tiles, schedule), tiles.sms
+    is_sorted = schedule.startswith("balanced")
+    cost = _cost_under(tiles, schedule)
+    tile, cleared = np.arange(len(cost)), 0.0
+    if is_sorted:
+        order = np.argsort(-tiles.columns, kind="stable")
+        work = tiles.columns[order] > 0
+        tile, cleared = order[work], float(cost[order[~work]].sum())
+    if schedule in ON_DEMAND:
+        worker, end = _first_free(cost[tile], workers, fetch)
+    else:
+        worker, end = owners(len(tile), workers, is_sorted), np.empty(len(tile))
+        for one in range(workers):
+            own = worker == one
+            end[own] = np.cumsum(cost[tile[own]] + fetch)
+    end += tiles.ramp_ns
+    return Timeline(tile, worker, end - cost[tile], end, workers, cleared / workers)
+
+
+def _first_free(cost: np.ndarray, workers: int, fetch_ns: float) -> tuple[np.ndarray, np.ndarray]:
+    """(worker, end) of each tile where it goes to whoever is free first."""
+    free = [(0.0, worker) for worker in range(workers)]
+    worker, end = np.empty(len(cost), dtype=np.int64), np.empty(len(cost))
+    for tile, took in enumerate((cost + fetch_ns).tolist()):
+        since, worker[tile] = free[0]
+        end[tile] = since + took
+        heapq.heapreplace(free, (since + took, int(worker[tile])))
+    return worker, end
+
+
+def _cost_under(tiles: Tiles, schedule: str) -> np.ndarray:
+    """The tiles' costs, ns; of those without work as the recording says where ``schedule`` treats them alike."""
+    is_sorted = schedule.startswith("balanced")
+    if is_sorted == tiles.schedule.startswith("balanced"):
+        return tiles.cost
+    return _empty_at(tiles, CLEARED_NS if is_sorted else EMPTY_NS)
 
 
 def _fetch_price(tiles: Tiles, schedule: str) -> float:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +20,11 @@ from profiling import race as racing  # noqa: E402
 from profiling.__main__ import main  # noqa: E402
 from profiling.bench import WARMUP_RUNS  # noqa: E402
 from profiling.launching import prepare  # noqa: E402
-from profiling.overhead import LEVELS, _row, overhead  # noqa: E402
+from profiling.overhead import LEVELS, PROTON, _row, overhead  # noqa: E402
 from profiling.recording import Recording  # noqa: E402
 from profiling.turns import take_turns  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[1]
 FEW = replace(workloads.get("tiny"), name="few", kv_lens=np.array([70, 0, 130]), q_lens=np.array([32, 32, 32]))
 
 
@@ -116,3 +121,29 @@ def test_the_ledger_on_the_gpu_has_every_level(direction):
     assert (table["median_ns"] > 0).all() and (table["registers"] > 0).all()
     assert table["events"].tolist()[0] == 0 and table["events"].iloc[2] > 0
     assert table["config_hash"].nunique() == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_protons_scopes_stand_beside_the_levels_on_the_gpu(direction):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("roles that wait are sm_90's")
+    table = overhead(workloads.get("tiny"), direction=direction, rounds=3, proton=True).set_index("level")
+    assert table.loc[PROTON, "events"] == table.loc["wait", "events"] > 0
+    assert table.loc[PROTON, "median_ns"] > 0 and table.loc[PROTON, "shared_bytes"] > 0
+
+
+def test_protons_scopes_are_compiled_in_and_nothing_of_them_stays():
+    pytest.importorskip("triton.language.extra.tlx")
+    script = (
+        "from jfa.config import hopper_forward_config as pinned\n"
+        "from profiling import cross_compile, proton_scopes\n"
+        "with proton_scopes.compiling(232448):\n"
+        "    print(cross_compile.compile_hopper_forward(pinned(128)).sass.count('CS2R'))\n"
+        "print(cross_compile.compile_hopper_forward(pinned(128)).sass.count('CS2R'))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    scoped, plain = map(int, done.stdout.split())
+    assert scoped > plain + 20, "each wait reads a clock twice, and zeroes registers no more often"

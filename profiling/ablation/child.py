@@ -9,7 +9,10 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from profiling.errors import RecordingError
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from jfa.workloads import Workload
     from profiling.ablation.plan import Setting
     from profiling.launching import Launcher
+    from profiling.recording import Recording
 
 WARMUP = 3
 WORST_ERROR = 2e-2
@@ -68,7 +72,8 @@ def main() -> None:
             continue
         say(event="begin", key=key, phase="why")
         try:
-            reasons = why(workload, setting_of(request["variants"][key]), device)
+            keep = request.get("recordings", {}).get(key)
+            reasons = why(workload, setting_of(request["variants"][key]), device, keep)
         except Exception as error:  # its times stand
             reasons = {"no_why": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
         say(event="why", key=key, **reasons)
@@ -166,8 +171,11 @@ def resources(launcher: Launcher) -> dict[str, Any]:
     return {name.removesuffix("_bytes"): value for name, value in resources_of(launcher, OFF).items()}
 
 
-def why(workload: Workload, setting: Setting, device: torch.device) -> dict[str, Any]:
-    """How SM time divides, and of a kernel of roles who waits for what, from a recording of its own."""
+def why(workload: Workload, setting: Setting, device: torch.device, keep: str | None = None) -> dict[str, Any]:
+    """How SM time divides, and of a kernel of roles who waits for what, from a recording of its own.
+
+    ``keep``: the file into which the recording of SM time goes; its name is then in the answer.
+    """
     if device.type != "cuda":
         return {}
     from profiling.lost import lost_time
@@ -175,13 +183,24 @@ def why(workload: Workload, setting: Setting, device: torch.device) -> dict[str,
     from profiling.sm_time import summary
 
     launcher = launcher_of(workload, setting, device).launcher
-    total = summary(record_launcher(launcher, workload, device, "tile", 1, 5)).iloc[0]
-    found = {part: float(total[f"{part}_share"]) for part in ("work", "ramp", "fetch", "tail", "unused")}
-    found["headroom"] = float(total["headroom"])
+    recording = record_launcher(launcher, workload, device, "tile", 1, 5)
+    total = summary(recording).iloc[0]
+    split = {part: float(total[f"{part}_share"]) for part in ("work", "ramp", "fetch", "tail", "unused")}
+    split["headroom"] = float(total["headroom"])
+    found: dict[str, Any] = {"sm_time": split, **(kept(recording, Path(keep)) if keep else {})}
     if launcher.roles != ("cta",):
         lost = lost_time(record_launcher(launcher, workload, device, "wait", 1, 5))
-        return {"sm_time": found, "waits": {"work": lost.work, "words": lost.words, "barrier": lost.barrier}}
-    return {"sm_time": found}
+        found["waits"] = {"work": lost.work, "words": lost.words, "barrier": lost.barrier}
+    return found
+
+
+def kept(recording: Recording, path: Path) -> dict[str, Any]:
+    """Writes the recording; its name as ``recording``, or why it could not be written, as ``no_recording``."""
+    try:
+        recording.write(path)
+    except RecordingError as error:
+        return {"no_recording": " ".join(str(error).split())[:300]}
+    return {"recording": path.name}
 
 
 if __name__ == "__main__":

@@ -1,66 +1,138 @@
-"""Two ablations side by side, as a change to a kernel would need."""
+"""Two ablations side by side, as a change to a kernel would need; what is unlike is named, and not compared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from profiling.errors import UserError
-from profiling.text import significant
+from profiling.text import plain, significant
 from profiling.word_table import Table
 
 NOISE = 0.01
 """Of two runs of one configuration in different processes: clocks differ by about as much."""
+VERSIONS = ("driver", "torch", "triton", "ptxas")
+UNLIKE = "not compared"
+ONLY_FIRST, ONLY_SECOND = "only in the first", "only in the second"
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Table, list[str]]:
-    """Each variant's time in both, and what else differs between them, which comes first.
+    """Each variant's time in both, and what else differs between them, a line each, which come first.
+
+    Times of different GPUs, of different configurations, and modelled ones beside measured ones, stand side by side
+    without a change. Versions may differ: they are named, and times compared.
 
     Raises:
         UserError: different workloads, kernels or directions; no variant with a time in both.
     """
-    for what in ("workload", "impl", "direction"):
-        if before[what] != after[what]:
-            raise UserError(
-                f"diff-report: {what} differs ({before[what]} and {after[what]}); compare ablations of one kernel and "
-                "workload"
-            )
-    warnings = [
-        f"{what} differs: {before['environment'].get(what)} and {after['environment'].get(what)}"
-        for what in ("gpu", "driver", "torch", "triton", "ptxas")
-        if before["environment"].get(what) != after["environment"].get(what)
+    unlike = [
+        f"{what} differs ({plain(before[what])} and {plain(after[what])})"
+        for what in ("workload", "impl", "direction")
+        if before[what] != after[what]
+    ]
+    if unlike:
+        raise UserError(f"diff-report: {'; '.join(unlike)}; compare ablations of one kernel and workload")
+    apart = list(_apart(before, after))
+    warnings = [f"{line}: times are not compared" for line in apart]
+    warnings += [
+        f"{what} differs: {was} and {now}"
+        for what in VERSIONS
+        if (was := before["environment"].get(what)) != (now := after["environment"].get(what))
     ]
     old = {row["name"]: row for row in before["rows"]}
+    new = {row["name"]: row for row in after["rows"]}
+    for where, here, there in ((ONLY_FIRST, old, new), (ONLY_SECOND, new, old)):
+        if lacking := [plain(name, 60) for name in here if name not in there]:
+            warnings.append(f"{where}: {', '.join(lacking)}")
     rows = []
-    for row in after["rows"]:
-        was = old.pop(row["name"], None)
-        rows.append((row["name"], _time(was), _time(row), _change(was, row), _config(was, row)))
-    rows += [(name, _time(row), "–", "only in the first", "") for name, row in old.items()]
-    if all(cells[3] in ("–", "only in the first", "only in the second") for cells in rows):
+    switches = _switches(before, after)
+    differing: dict[str, list[str]] = {}
+    values = [{row["name"]: _values(document, row) for row in document["rows"]} for document in (before, after)]
+    for name in [*new, *(name for name in old if name not in new)]:
+        was, now = old.get(name), new.get(name)
+        otherwise = _otherwise(values[0].get(name), values[1].get(name), switches)
+        if otherwise:
+            differing.setdefault(otherwise, []).append(plain(name, 60))
+        change = _change(was, now, comparable=not apart and not otherwise)
+        rows.append((name, _time(was), _time(now), change, _note(was, now, otherwise)))
+    warnings += [
+        f"{', '.join(names)}: not the same configuration in both ({otherwise}), not compared"
+        for otherwise, names in differing.items()
+    ]
+    if not any(_median(old.get(name)) and _median(row) for name, row in new.items()):
         raise UserError("diff-report: no configuration has a time in both; ablate with a GPU")
     spread = "changes: derived; none: within 1 %, or within both spreads"
     headings = ("configuration", "before", "after", "change", "note")
     return Table("Each configuration, before and after", headings, rows, (1, 2, 3), spread), warnings
 
 
+def _apart(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """What sets all times of the two apart: the GPU, or what the kernel has beside its switches."""
+    was, now = before["environment"].get("gpu"), after["environment"].get("gpu")
+    if was != now:
+        yield f"gpu differs: {was or 'none'} and {now or 'none'}"
+    switches = _switches(before, after)
+    old, new = _fixed(before), _fixed(after)
+    if old and new:  # older documents do not say
+        names = sorted(name for name in {*old, *new} - switches if old.get(name) != new.get(name))
+        if names:
+            different = ", ".join(f"{name} {old.get(name, '–')} and {new.get(name, '–')}" for name in names)
+            yield f"the configuration beside the switches differs: {different}"
+
+
+def _switches(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    return {switch["name"] for document in (before, after) for switch in document["switches"]}
+
+
+def _fixed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The full configuration's own values, by name; empty of an older document, which does not say."""
+    setting = document.get("setting") or {}
+    others = {name: setting[name] for name in ("schedule", "split", "dq") if name in setting}
+    return {**setting.get("config", {}), **others}
+
+
+def _values(document: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row's value of each switch; of a document with fewer switches, --switches, the others are as in full."""
+    return {**_fixed(document), **row["values"]}
+
+
+def _otherwise(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, names: set[str]) -> str:
+    """In which of these switches two variants of one name differ: "stages 2 and 3"; nothing where one is missing."""
+    if old is None or new is None:
+        return ""
+    differ = sorted(name for name in names if old.get(name, "–") != new.get(name, "–"))
+    return ", ".join(f"{name} {old.get(name, '–')} and {new.get(name, '–')}" for name in differ)
+
+
+def _median(row: Mapping[str, Any] | None) -> float:
+    return row["time"]["median_ms"] if row and row["time"] else 0.0
+
+
 def _time(row: Mapping[str, Any] | None) -> str:
-    return f"{significant(row['time']['median_ms'], 4)} ms" if row and row["time"] else "–"
+    if not row or not row["time"]:
+        return "–"
+    modelled = "" if row["time"]["grade"] == "measured" else f" ({row['time']['grade']})"
+    return f"{significant(row['time']['median_ms'], 4)} ms{modelled}"
 
 
-def _change(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
-    if was is None:
-        return "only in the second"
+def _change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None, comparable: bool) -> str:
+    if was is None or now is None:
+        return ONLY_SECOND if was is None else ONLY_FIRST
     if not was["time"] or not now["time"]:
         return "–"
+    if not comparable or was["time"]["grade"] != now["time"]["grade"]:
+        return UNLIKE
     change = now["time"]["median_ms"] / was["time"]["median_ms"] - 1
     spread = max((row["time"]["iqr_ms"] or 0.0) / row["time"]["median_ms"] for row in (was, now))
     return "none" if abs(change) <= max(NOISE, spread) or math.isnan(change) else f"{100 * change:+.1f} %"
 
 
-def _config(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
-    if was is None or was["values"] == now["values"]:
-        return now["failed"]
-    old, new = was["values"], now["values"]
-    changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    return f"set otherwise: {', '.join(changed)}"
+def _note(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None, otherwise: str) -> str:
+    """Why there is no time or no change."""
+    failed = [
+        f"failed in the {which}: {plain(row['failed'], 200)}"
+        for which, row in (("first", was), ("second", now))
+        if row and row["failed"]
+    ]
+    return "; ".join([f"set otherwise: {otherwise}"] * bool(otherwise) + failed)

@@ -9,6 +9,8 @@ from typing import Any
 from jfa.workloads import Workload
 from profiling import examples
 from profiling.ablation.plan import Plan, Setting
+from profiling.recording import Recording
+from profiling.replayed import replayed
 from profiling.schedules import SCHEDULES, replay
 from profiling.tiles_measured import tiles_of
 
@@ -63,17 +65,33 @@ def modelled_ms(plan: Plan, workload: Workload) -> dict[str, float]:
     Those recordings are of the plain Triton kernels on an H200, so that there is nothing to say of another kernel.
     Empty where the package has none of this workload and direction.
     """
+    schedules, measured = _replayable(plan), _measured(plan, workload)
+    if not schedules or measured is None:
+        return {}
+    tiles = tiles_of(measured)
+    found = {key: replay(tiles, schedule).makespan_ns / 1e6 for key, schedule in schedules.items()}
+    return {key: value for key, value in found.items() if not math.isnan(value)}
+
+
+def modelled_recordings(plan: Plan, workload: Workload) -> dict[str, Recording]:
+    """The launches behind `modelled_ms`, as recordings of grade modelled."""
+    schedules, measured = _replayable(plan), _measured(plan, workload)
+    if measured is None:
+        return {}
+    return {key: replayed(measured, schedule) for key, schedule in schedules.items()}
+
+
+def _replayable(plan: Plan) -> dict[str, str]:
+    """key → schedule of the variants that differ from full in it alone; of another kernel than Triton's none."""
     full = plan.named("full").values
     if plan.setting.impl != "triton" or "schedule" not in full:
         return {}
-    name = f"{workload.name}_{plan.setting.direction}_static"
-    if name not in examples.names():
-        return {}
-    tiles = tiles_of(examples.load(workload.name, plan.setting.direction, "static"))
-    found = {}
-    for variant in plan.variants:
-        alone = {**variant.values, "schedule": full["schedule"]} == full
-        schedule = variant.values["schedule"]
-        if alone and schedule in SCHEDULES:
-            found[variant.key] = replay(tiles, schedule).makespan_ns / 1e6
-    return {key: value for key, value in found.items() if not math.isnan(value)}
+    alone = [v for v in plan.variants if {**v.values, "schedule": full["schedule"]} == full]
+    return {variant.key: str(s) for variant in alone if (s := variant.values["schedule"]) in SCHEDULES}
+
+
+def _measured(plan: Plan, workload: Workload) -> Recording | None:
+    """The package's recording under schedule static of this workload and direction, whose tiles are replayed."""
+    if f"{workload.name}_{plan.setting.direction}_static" not in examples.names():
+        return None
+    return examples.load(workload.name, plan.setting.direction, "static")

@@ -1,4 +1,4 @@
-"""An ablation written up: one folder with a page, Markdown, the document as JSON and the raw samples."""
+"""An ablation written up: one folder with a page, Markdown, the document as JSON, the raw samples and recordings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from profiling.ablation.counters import GRADE, LSU
 from profiling.ablation.figures import about, ladder, tornado
+from profiling.ablation.heatmaps import heatmaps
 from profiling.ablation.results import RESULTS, SAMPLES
 from profiling.ablation.run import Measured
 from profiling.errors import UserError
 from profiling.files import replacing
+from profiling.ncu.metrics import Number
+from profiling.ncu.words import show
 from profiling.page import PLOTLY_FILE, plotly_js, render, write
 from profiling.text import percent, significant
-from profiling.word_table import Table, markdown
+from profiling.word_table import Table, escaped, markdown
 
 PAGE, MARKDOWN = "index.html", "report.md"
 DRIFTED = 0.02
@@ -23,17 +27,19 @@ DRIFTED = 0.02
 
 
 def write_report(document: Mapping[str, Any], folder: Path, measured: Measured | None = None) -> Path:
-    """Write everything; the page's path. UserError: it cannot be written."""
+    """Write everything; the page's path. Heatmaps are of the folder's recordings. UserError: it cannot be written."""
     shown, warnings = tables(document), notes(document)
     figures = [figure for figure in (tornado(document), ladder(document)) if figure is not None]
+    linked = heatmaps(document, folder)
     title = f"What each optimisation buys: {about(document)}"
     write(folder / RESULTS, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     parts = [f"# {title}\n", *(f"> {line}\n" for line in warnings), *(markdown(table, 2) for table in shown)]
+    parts += [f"> {escaped(line)}\n" for line in linked.missing]
     parts.append(f"Command: `{document['environment'].get('command', '')}`\n")
     write(folder / MARKDOWN, "\n".join(parts))
     if measured and measured.samples:
         _write_samples(document, measured, folder / SAMPLES)
-    if figures:
+    if figures or linked.figure:
         write(folder / PLOTLY_FILE, plotly_js())
     write(
         folder / PAGE,
@@ -42,6 +48,7 @@ def write_report(document: Mapping[str, Any], folder: Path, measured: Measured |
             inline_plotly=False,
             title=title,
             figures=figures,
+            heatmaps=linked,
             tables=shown,
             warnings=warnings,
             command=document["environment"].get("command", ""),
@@ -80,7 +87,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
 
 
 def tables(document: Mapping[str, Any]) -> list[Table]:
-    """The switches, and the variants with their times, effects and reasons."""
+    """The switches, the variants with their times, effects and reasons, and what ncu measured where it was asked."""
     switches = Table(
         "Switches",
         ("switch", "full", "otherwise", "what it is"),
@@ -91,7 +98,8 @@ def tables(document: Mapping[str, Any]) -> list[Table]:
         ("plain", "with"): "From the plain one, each switch alone",
         ("plain", "rung"): "The ladder, each rung against the one before",
     }
-    return [switches, *(_variants(document, kinds, title) for kinds, title in titles.items())]
+    counted = [table] if (table := _counters(document)) else []
+    return [switches, *(_variants(document, kinds, title) for kinds, title in titles.items()), *counted]
 
 
 def _variants(document: Mapping[str, Any], kinds: tuple[str, ...], title: str) -> Table:
@@ -122,6 +130,43 @@ def _variants(document: Mapping[str, Any], kinds: tuple[str, ...], title: str) -
     return Table(
         title, tuple(headings[i] for i in told), [tuple(cell[i] for i in told) for cell in cells], right, words
     )
+
+
+COUNTERS = (
+    ("duration", "duration"),
+    ("tensor", "tensor pipe"),
+    ("shared_wavefronts", "SMEM pipe"),
+    (LSU, "LSU pipe"),
+    ("l2_throughput", "L2"),
+    ("dram_throughput", "DRAM"),
+    ("occupancy_achieved", "occupancy"),
+    ("registers", "registers"),
+)
+"""Facts of a row's counters, and their headings."""
+
+
+def _counters(document: Mapping[str, Any]) -> Table | None:
+    """What ncu measured of one launch of each configuration, or why it did not; None where it was not asked."""
+    rows: dict[str, Mapping[str, Any]] = {}
+    for row in document["rows"]:
+        if row.get("ncu"):
+            rows.setdefault(row["key"], row)
+    if not rows:
+        return None
+    cells = []
+    for row in rows.values():
+        said = row["ncu"]
+        numbers = {fact: Number(**value, grade=GRADE) for fact, value in said.get("numbers", {}).items()}
+        several = f" ({said['launches']} launches, one's numbers)" if said.get("launches", 1) > 1 else ""
+        verdict = f"not measured: {said['failed']}" if "failed" in said else said["verdict"] + several
+        cells.append((row["name"], *(show(numbers.get(fact)) for fact, _ in COUNTERS), verdict))
+    title = "What Nsight Compute measured of one launch of each"
+    headings = ("configuration", *(heading for _, heading in COUNTERS), "verdict")
+    grade = (
+        f"{GRADE}, after the rounds, clocks as they are, caches emptied: durations are not those of the rounds; pipes, "
+        "L2 and DRAM: % of their peak; verdicts: derived"
+    )
+    return Table(title, headings, cells, tuple(range(1, 1 + len(COUNTERS))), grade)
 
 
 def _sm_time(row: Mapping[str, Any]) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from profiling.ablation.effects import drift, effect
-from profiling.ablation.plan import Plan
-from profiling.ablation.run import Measured
+from profiling.ablation.plan import Plan, dq_of
+from profiling.ablation.run import Measured, described
 from profiling.errors import UserError
 
 SCHEMA = 1
@@ -27,13 +27,18 @@ def assemble(
     compiled: Mapping[str, dict[str, Any]],
     modelled: Mapping[str, float],
     environment: Mapping[str, Any],
+    replays: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The document: kernel, workload, environment, switches, and a row a variant.
+    """The document: kernel, workload, environment, the full setting, switches, and a row a variant.
 
     A row: name, kind, switch, values, against; time (median_ms, iqr_ms, rounds, grade) or None; effect (change, low,
-    high, differs, words) relative to ``against``; resources with their grade; sm_time, waits; failed (why) or "".
+    high, differs, words) relative to ``against``; resources with their grade; sm_time, waits; ncu, as of
+    `profiling.ablation.counters.count`, or None; recording, a name in the folder's `recordings` (``replays``: of those
+    that are modelled, by key), or None, and no_recording (why); failed (why) or "".
     """
     rows = [_row(plan, variant.name, measured, compiled, modelled) for variant in plan.variants]
+    for row in rows:
+        row["recording"] = row["recording"] or (replays or {}).get(row["key"])
     samples = measured.samples if measured else {}
     full = plan.named("full").key
     return {
@@ -46,6 +51,7 @@ def assemble(
         "interrupted": bool(measured and measured.interrupted),
         "drift": None if math.isnan(moved := drift(np.asarray(samples.get(full, [])))) else moved,
         "environment": dict(environment),
+        "setting": {**described(plan.setting), "dq": dq_of(plan.setting.config)},
         "switches": [
             {"name": s.name, "full": s.full, "other": s.other, "what": s.what, "extra": s.extra} for s in plan.switches
         ],
@@ -77,6 +83,9 @@ def _row(
         "resources": None,
         "sm_time": facts.get("sm_time"),
         "waits": facts.get("waits"),
+        "ncu": facts.get("ncu"),
+        "recording": facts.get("recording"),
+        "no_recording": facts.get("no_recording") or facts.get("no_why") or "",
         "failed": failed or compiled.get(variant.key, {}).get("why_not", ""),
     }
     if len(own) and not failed:

@@ -2,13 +2,14 @@
 
 A child that says nothing for ``limit_s`` seconds hangs: it is killed, the variant that it was at fails, and another
 child goes on with the rest. So does one that dies. What was measured stays in ``progress.jsonl``, where a later run
-goes on.
+goes on, and recordings in ``recordings/``. Nsight Compute's counters come last, when no round is timed any more.
 """
 
 from __future__ import annotations
 
 import json
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,9 @@ from typing import IO, Any
 
 from profiling.ablation.plan import Plan, Setting
 from profiling.errors import UserError
+from profiling.ncu.collection import of_the_machine
 
-PROGRESS = "progress.jsonl"
+PROGRESS, RECORDINGS = "progress.jsonl", "recordings"
 LIMIT_S = 180.0
 """The first variant of a child pays for its imports and may compile for a minute."""
 
@@ -48,6 +50,8 @@ class Measured:
             self.explained |= set(event["keys"])
         elif kind == "failed":
             self.failed[key] = event["why"]
+        elif kind == "ncu":
+            self.facts.setdefault(key, {})["ncu"] = event["ncu"]
         elif kind in ("checked", "why"):
             known = {name: value for name, value in event.items() if name not in ("event", "key")}
             self.facts.setdefault(key, {}).update(known)
@@ -63,6 +67,11 @@ class Measured:
         """Those with times of which nobody has said, or tried to say, why."""
         able = self.samples.keys() - self.failed.keys() - self.explained
         return [key for key in keys if key in able and self.samples[key]]
+
+    def uncounted(self, keys: list[str]) -> list[str]:
+        """Those with times of which ncu has measured nothing yet; where it failed, it is asked again."""
+        done = {key for key, facts in self.facts.items() if "failed" not in facts.get("ncu", {"failed": ""})}
+        return [key for key in keys if self.samples.get(key) and key not in self.failed and key not in done]
 
     def missing(self, keys: list[str], rounds: int) -> int:
         """Rounds that some variant, which has not failed, still lacks."""
@@ -82,6 +91,12 @@ def described(setting: Setting) -> dict[str, Any]:
     }
 
 
+def recording_names(plan: Plan) -> dict[str, str]:
+    """key → the name of its recording's file: full.parquet, schedule-static.parquet, after the first of that key."""
+    first = {variant.key: variant.name for variant in reversed(plan.variants)}
+    return {key: re.sub(r"[^a-z0-9_.]+", "-", name.lower()) + ".parquet" for key, name in first.items()}
+
+
 def measure(
     workload: str,
     plan: Plan,
@@ -90,13 +105,16 @@ def measure(
     rounds: int,
     device: str = "cuda",
     why: bool = True,
+    count: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
     limit_s: float = LIMIT_S,
     progress: Callable[[int, int], None] = lambda done, total: None,
     child: tuple[str, ...] = ("-m", "profiling.ablation.child"),
 ) -> Measured:
     """Check every variant and time those that are right, ``rounds`` times in turn, going on from ``folder``'s progress.
 
-    An interrupt ends it with what was measured until then, and ``interrupted`` set.
+    An interrupt ends it with what was measured until then, and ``interrupted`` set. ``count``, where given, says what
+    ncu measures of a workload and a described setting, as `profiling.ablation.counters.count`: asked at the end, of
+    each variant with times.
 
     Raises:
         UserError: the progress cannot be written (a full disk: what was written stays).
@@ -104,6 +122,7 @@ def measure(
     settings = plan.settings()
     found = read_progress(folder)
     total = len(settings) * rounds
+    kept = {key: str(folder / RECORDINGS / name) for key, name in recording_names(plan).items()}
     try:
         with (folder / PROGRESS).open("a", encoding="utf-8") as log:
             while True:
@@ -112,11 +131,14 @@ def measure(
                 asked = (able if left else found.unexplained(able)) if why else []
                 if not left and not asked:
                     break
+                if asked:
+                    (folder / RECORDINGS).mkdir(exist_ok=True)
                 request = {
                     "workload": workload,
                     "device": device,
                     "rounds": left,
                     "why": asked,
+                    "recordings": {key: kept[key] for key in asked},
                     "variants": {key: described(settings[key]) for key in (able if left else asked)},
                 }
                 for event in chain([{"event": "child"}], _events(request, limit_s, child)):
@@ -127,6 +149,12 @@ def measure(
                         log.write(json.dumps(event) + "\n")
                         log.flush()
                     progress(sum(map(len, found.samples.values())), total)
+            if count is not None:
+                for done, event in enumerate(_counted(workload, settings, found, count), start=1):
+                    progress(done, len(settings))
+                    found.take(event)
+                    log.write(json.dumps(event) + "\n")
+                    log.flush()
     except KeyboardInterrupt:
         found.interrupted = True
     except OSError as error:
@@ -135,6 +163,21 @@ def measure(
             "--resume"
         ) from error
     return found
+
+
+def _counted(
+    workload: str,
+    settings: dict[str, Setting],
+    found: Measured,
+    count: Callable[[str, dict[str, Any]], dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """An event a variant with what ncu measured; what keeps ncu from one for good is said of the others, untried."""
+    for_all: dict[str, Any] = {}
+    for key in found.uncounted(list(settings)):
+        said = for_all or count(workload, described(settings[key]))
+        if of_the_machine(said.get("failed", "")):
+            for_all = said
+        yield {"event": "ncu", "key": key, "ncu": said}
 
 
 def read_progress(folder: Path) -> Measured:

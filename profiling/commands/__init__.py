@@ -31,10 +31,11 @@ from profiling.commands.schedules import schedules
 from profiling.commands.show import show
 from profiling.commands.sweep import sweep
 from profiling.commands.waits import waits
+from profiling.commands.waterfall import waterfall
 
 COMMANDS: list[Callable[..., Any]] = [
     demo, doctor, record, overhead, show, waits, schedules, race, advise, sweep, heatmap, compare, report, export,
-    bench, ablate, ablation_page, diff_report, ncu, ncu_collect, launch,
+    bench, waterfall, ablate, ablation_page, diff_report, ncu, ncu_collect, launch,
 ]  # fmt: skip
 
 HELP = """Where does the SM time of an attention kernel over jagged lengths go?

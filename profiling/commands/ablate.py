@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import shutil
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from profiling.errors import UserError
 
 if TYPE_CHECKING:
     from profiling.ablation.plan import Plan
+    from profiling.recording import Recording
 
 RUN = "run.json"
 ARCHITECTURES = (80, 86, 89, 90, 100, 103, 120)
@@ -30,6 +32,9 @@ def ablate(
     repeats: Annotated[int, typer.Option(min=3, help="Rounds; in each, every configuration is timed once.")] = 30,
     arch: Annotated[int, typer.Option(help="Without a GPU: compile for sm_ARCH.")] = 90,
     why: Annotated[bool, typer.Option("--why/--no-why", help="Record SM time and waits of each too.")] = True,
+    ncu: Annotated[
+        bool, typer.Option("--ncu", help="Measure a launch of each with Nsight Compute too, after the rounds.")
+    ] = False,
     compiled: Annotated[bool, typer.Option("--compiled", help="Only compile, GPU or not.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in the folder.")] = False,
@@ -39,13 +44,15 @@ def ablate(
 
     Of the full configuration each switch otherwise alone, of the plain one each alone, and the ladder from the one to
     the other, timed in turn in one process. A configuration that does not compile, hangs, faults or gives a wrong
-    result is a row that says so. Without a GPU every configuration is compiled, and with impl triton
-    schedules are replayed.
+    result is a row that says so. Recordings stay in the folder, and the page shows them as linked heatmaps. With --ncu
+    each is launched once more under Nsight Compute, after the rounds. Without a GPU every configuration is compiled,
+    and with impl triton schedules are replayed.
 
     \b
     Examples:
       python -m profiling ablate --workload hsp-loguniform -o ablation
       python -m profiling ablate --workload hsp-extreme --direction backward --switches schedule -o extreme --resume
+      python -m profiling ablate --workload hsp-half-empty --ncu -o half-empty
     """
     from profiling.ablation import results
     from profiling.ablation.plan import can_stay_in_registers, full_setting, make_plan
@@ -61,19 +68,23 @@ def ablate(
             "ablate compiles kernels and needs torch and Triton, which are not installed here: make install"
         )
     device, capability = _device(compiled, arch)
+    if ncu:
+        _require_ncu(device)
     kernel = _kernel(impl, capability)
     resident = kernel == "hopper" and direction == "backward" and can_stay_in_registers(work)
     plan = make_plan(full_setting(kernel, direction, capability, work.head_dim, 2, resident), switches or ())
     told = [f"--switches {name}" for name in switches or ()] + ([] if why else ["--no-why"])
+    told += ["--ncu"] if ncu else []
     told += [f"--repeats {repeats}"] if device == "cuda" else ["--compiled", f"--arch {arch}"]
     about = f"--workload {workload} --direction {direction} --impl {kernel}"
     command = " ".join(["python -m profiling ablate", about, *told, f"-o {output}"])
     _claim(output, plan, workload, device, resume, force)
-    measured, facts, modelled = None, {}, {}
+    measured, facts, modelled, replays = None, {}, {}, {}
     environment: dict[str, Any] = {"command": command, "arch": f"sm_{capability[0]}{capability[1]}"}
     with printing.progress() as bar:
         task = bar.add_task("configurations", total=None)
         if device == "cuda":
+            from profiling.ablation.counters import count
             from profiling.ablation.run import measure
 
             environment |= _environment()
@@ -83,17 +94,19 @@ def ablate(
                 output,
                 rounds=repeats,
                 why=why,
+                count=count if ncu else None,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
         else:
-            from profiling.ablation.compiled import compile_setting, modelled_ms
+            from profiling.ablation.compiled import compile_setting, modelled_ms, modelled_recordings
 
             settings = plan.settings()
             for done, (key, setting) in enumerate(settings.items()):
                 bar.update(task, completed=done, total=len(settings))
                 facts[key] = compile_setting(setting, work, 10 * capability[0] + capability[1])
             modelled = modelled_ms(plan, work)
-    document = results.assemble(plan, workload, measured, facts, modelled, environment)
+            replays = _keep(modelled_recordings(plan, work), plan, output)
+    document = results.assemble(plan, workload, measured, facts, modelled, environment, replays)
     page = write_report(document, output, measured)
     if json:
         printing.document(document)
@@ -113,6 +126,25 @@ def _device(compiled: bool, arch: int) -> tuple[str, tuple[int, int]]:
         known = ", ".join(map(str, ARCHITECTURES))
         raise UserError(f"--arch {arch}: expected one that the kernels are compiled for: {known}")
     return "none", divmod(arch, 10)
+
+
+def _require_ncu(device: str) -> None:
+    from profiling.ablation.counters import require
+
+    if device != "cuda":
+        raise UserError("--ncu: measures on a GPU, and nothing is run on one here; leave it out")
+    require()
+
+
+def _keep(recordings: "Mapping[str, Recording]", plan: "Plan", folder: Path) -> dict[str, str]:
+    """Write recordings, by key, into the folder; their files' names by key."""
+    from profiling.ablation.run import RECORDINGS, recording_names
+
+    names = {key: name for key, name in recording_names(plan).items() if key in recordings}
+    for key, name in names.items():
+        (folder / RECORDINGS).mkdir(exist_ok=True)
+        recordings[key].write(folder / RECORDINGS / name)
+    return names
 
 
 def _kernel(impl: str, capability: tuple[int, int]) -> str:

@@ -13,8 +13,9 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of `ablate
 def diff_report(before: Folder, after: Folder, json: arguments.Json = False) -> None:
     """Set two ablations side by side, as a change to a kernel would need.
 
-    Each configuration's time in both. What else differs (GPU, versions) comes first; a difference within the spreads,
-    or within 1 %, is none.
+    Each configuration's time in both. What else differs comes first, a line each: times of another GPU, of a
+    configuration set otherwise, or modelled beside measured ones, are not compared; other versions are named. A
+    difference within the spreads, or within 1 %, is none.
 
     \b
     Examples:

@@ -29,6 +29,9 @@ def overhead(
     direction: Annotated[str, typer.Option(help=" or ".join(arguments.DIRECTIONS))] = "forward",
     impl: Annotated[str, typer.Option(help=" or ".join(arguments.IMPLEMENTATIONS))] = "auto",
     repeats: Annotated[int, typer.Option(min=3, help="Rounds; in each, every level is timed once.")] = 40,
+    proton: Annotated[
+        bool, typer.Option("--proton", help="Beside them Proton's intra-kernel scopes, at the same waits.")
+    ] = False,
     json: arguments.Json = False,
 ) -> None:
     """Say what recording costs a kernel: the plain one and each level, timed in turn on this GPU.
@@ -39,7 +42,7 @@ def overhead(
     \b
     Examples:
       python -m profiling overhead --workload hsp-loguniform
-      python -m profiling overhead --workload hsp-extreme --direction backward --json
+      python -m profiling overhead --workload hsp-extreme --direction backward --proton
     """
     arguments.choice(schedule, arguments.SCHEDULES, "schedule")
     arguments.choice(direction, arguments.DIRECTIONS, "direction")
@@ -49,7 +52,7 @@ def overhead(
 
     with printing.progress() as bar:
         bar.add_task(f"{workload} {direction} {schedule}", total=None)
-        table = run(work, schedule=schedule, direction=direction, impl=impl, rounds=repeats)
+        table = run(work, schedule=schedule, direction=direction, impl=impl, rounds=repeats, proton=proton)
     rows = printing.records(table)
     if json:
         printing.document({"grade": table.attrs["grade"], "kernel": table.attrs["title"], "rows": rows})

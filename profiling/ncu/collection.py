@@ -138,14 +138,16 @@ def collect(
     force: bool = False,
     ncu: str | None = None,
     on_line: Callable[[str], Any] | None = None,
+    on_output: Callable[[bytes], Any] | None = None,
     timeout_s: float | None = None,
 ) -> Path:
     """Run ``command`` under ncu and return ``output``, the report; it takes its place when it is whole.
 
     ``nvtx`` says which launches, as `nvtx_filter` reads it; ``extra`` are further options of ncu's. The GPU's clocks
     are left as they are: ncu's own default, base, makes kernels slower than they run in production. ``on_line`` gets
-    each message of ncu's; what the command writes goes through to this process's stdout and stderr; it gets no input.
-    `python` that is not on the PATH is the Python that runs this.
+    each message of ncu's; what the command writes goes to ``on_output``, as it comes, or through to this process's
+    stdout and stderr where that is None; it gets no input. `python` that is not on the PATH is the Python that runs
+    this.
 
     Raises:
         UserError: no ncu, a file in the way without ``force``, no kernel profiled, a failure of the command or of ncu,
@@ -158,7 +160,7 @@ def collect(
     part = output.with_name(f".{output.name.removesuffix(SUFFIX)}.part{SUFFIX}")
     part.unlink(missing_ok=True)  # left by a process that was killed
     try:
-        code, said = _run(request.words(program, part), on_line, timeout_s)
+        code, said = _run(request.words(program, part), on_line, on_output, timeout_s)
         written = part.is_file() and part.stat().st_size > 0
         useless = any(NO_SUCH_SET in line for line in said)  # ncu goes on, and measures nothing
         if code == 0 and written and not useless:
@@ -262,6 +264,11 @@ def explain(
     return f"ncu ended with code {code} and left no report: {plain(' '.join(errors) or 'it gave no reason', 600)}"
 
 
+def of_the_machine(why: str) -> bool:
+    """Whether a line of `explain` tells what keeps ncu from every kernel here: permission, driver, another profiler."""
+    return any(why == f"ncu: {remedy}" for _, remedy in REMEDIES)
+
+
 def _why_no_kernel(request: Request, words: str) -> str:
     if "Connected to process" not in words:
         return f"the command ran nothing on a GPU (no CUDA call was seen): {shlex.join(request.command)}"
@@ -275,7 +282,12 @@ def _why_no_kernel(request: Request, words: str) -> str:
     )
 
 
-def _run(words: Sequence[str], on_line: Callable[[str], Any] | None, timeout_s: float | None) -> tuple[int, list[str]]:
+def _run(
+    words: Sequence[str],
+    on_line: Callable[[str], Any] | None,
+    on_output: Callable[[bytes], Any] | None,
+    timeout_s: float | None,
+) -> tuple[int, list[str]]:
     """ncu's exit code and its messages."""
     said: list[str] = []
 
@@ -286,8 +298,8 @@ def _run(words: Sequence[str], on_line: Callable[[str], Any] | None, timeout_s: 
 
     with _process_group(words) as process:
         listeners = {
-            process.stdout: Listener(hear, lambda data: _forward(sys.stdout, data)),
-            process.stderr: Listener(hear, lambda data: _forward(sys.stderr, data)),
+            process.stdout: Listener(hear, on_output or (lambda data: _forward(sys.stdout, data))),
+            process.stderr: Listener(hear, on_output or (lambda data: _forward(sys.stderr, data))),
         }
         try:
             _listen(process, listeners, timeout_s)

@@ -17,6 +17,7 @@ from torch import Tensor
 from jfa import instrument, lanes, schedule, toolchain
 from jfa.config import HopperBackwardConfig
 from jfa.impl.hopper import dq as summing
+from jfa.impl.hopper import left_out
 from jfa.impl.hopper import primitives as hopper
 from jfa.impl.triton import backward as baseline
 from jfa.impl.triton import launch, primitives
@@ -42,6 +43,9 @@ _CLEAR_ROWS = tl.constexpr(64)
 _LINE = tl.constexpr(summing.LINE)
 _KIND_TILE = tl.constexpr(lanes.KINDS["tile"])
 _KIND_ZERO = tl.constexpr(lanes.KINDS["zero"])
+_EXP = tl.constexpr(left_out.CODES["exp"])
+_LOADS = tl.constexpr(left_out.CODES["loads"])
+_DQ_STORE = tl.constexpr(left_out.CODES["dq store"])
 
 
 @triton.jit
@@ -130,6 +134,7 @@ def jfa_backward_hopper(
     REGISTERS: tl.constexpr,
     DEAL: tl.constexpr,
     LEVEL: tl.constexpr,
+    LEAVE_OUT: tl.constexpr,
 ):
     """``before`` and ``after`` are the window as keys see queries.
 
@@ -190,6 +195,14 @@ def jfa_backward_hopper(
             loaded = 0
             batch = 0
             block = 0
+            if LEAVE_OUT == _LOADS:
+                o_rows = batch_count * q_uniform
+                q_rows = q_uniform
+                if not BROADCAST_Q:
+                    o_rows = tl.load(q_offsets + batch_count).to(tl.int32)
+                    q_rows = o_rows
+                hot_q, hot_o = hopper.hot_row(own, q_rows, BLOCK_Q), hopper.hot_row(own, o_rows, BLOCK_Q)
+                hot_stat = tl.full((), 0, tl.int64)
             if tile < tile_count:
                 batch = tl.load(pairs + 2 * (tile // heads_kv))
                 block = tl.load(pairs + 2 * (tile // heads_kv) + 1)
@@ -239,11 +252,17 @@ def jfa_backward_hopper(
                     column = q_head * DIM
                     stat = tl.full((), 0, tl.int64) + q_head
                     stat = stat * stat_rows + stats + row
+                    q_origin, o_origin = q_start, o_start
+                    if LEAVE_OUT == _LOADS:
+                        q_origin, o_origin, column = hot_q - row, hot_o - row, 0
+                        # Those of the CTA's first step: not every row has some.
+                        hot_stat = tl.where(loaded == 0, stat, hot_stat)
+                        stat = hot_stat
                     noted = hopper.wait(q_empty[stage], phase ^ 1, lane, noted, capacity, _Q_EMPTY, stage, named, LEVEL)
                     tlx.barrier_expect_bytes(q_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype) + BLOCK_Q * 4)
                     tlx.async_descriptor_load(
                         q_desc, tlx.local_reshape(q_tiles[stage], [1, 1, BLOCK_Q, DIM]),
-                        hopper.ragged(q_start, q_len, row, column), q_full[stage],
+                        hopper.ragged(q_origin, q_len, row, column), q_full[stage],
                     )  # fmt: skip
                     tlx.async_load(stat_lse + stat, lse_rows[stage], bulk=True, barrier=q_full[stage])
                     if step == 0:
@@ -257,7 +276,7 @@ def jfa_backward_hopper(
                     tlx.barrier_expect_bytes(do_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype) + BLOCK_Q * 4)
                     tlx.async_descriptor_load(
                         do_desc, tlx.local_reshape(do_tiles[stage], [1, 1, BLOCK_Q, DIM]),
-                        hopper.ragged(o_start, q_len, row, column), do_full[stage],
+                        hopper.ragged(o_origin, q_len, row, column), do_full[stage],
                     )  # fmt: skip
                     tlx.async_load(stat_delta + stat, delta_rows[stage], bulk=True, barrier=do_full[stage])
                     loaded += 1
@@ -355,7 +374,9 @@ def jfa_backward_hopper(
                     if not PREFETCH:
                         scores = tlx.async_dot_wait(1, scores)
                     lse = tlx.local_load(lse_rows[stage])
-                    p = tl.exp2(scores * score_scale - lse[None, :])
+                    p = scores * score_scale - lse[None, :]
+                    if LEAVE_OUT != _EXP:
+                        p = tl.exp2(p)
                     if MASKED:
                         if tail | (row < full_low) | (row >= full_high):
                             queries = row + tl.arange(0, BLOCK_Q)
@@ -397,7 +418,8 @@ def jfa_backward_hopper(
                         scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage_ahead]))
                         dq = tlx.async_dot_wait(1, dq)
                         tlx.barrier_arrive(ds_empty[0], 1)
-                        summing.add(dq_desc, dq_tiles, dq, used, place, wg * PLACES, DQ_SLICES, DQ_BUFFERS)
+                        if hopper.happens(batch_count, LEAVE_OUT != _DQ_STORE):
+                            summing.add(dq_desc, dq_tiles, dq, used, place, wg * PLACES, DQ_SLICES, DQ_BUFFERS)
                         scores = tlx.async_dot_wait(0, scores)
                         if not more:
                             tlx.barrier_arrive(q_empty[stage], 1)
@@ -406,7 +428,8 @@ def jfa_backward_hopper(
                         tlx.barrier_arrive(q_empty[stage], 1)
                         dq = tlx.async_dot_wait(0, dq)
                         tlx.barrier_arrive(ds_empty[0], 1)
-                        summing.add(dq_desc, dq_tiles, dq, used, place, wg * PLACES, DQ_SLICES, DQ_BUFFERS)
+                        if hopper.happens(batch_count, LEAVE_OUT != _DQ_STORE):
+                            summing.add(dq_desc, dq_tiles, dq, used, place, wg * PLACES, DQ_SLICES, DQ_BUFFERS)
                     used += 1
                 if total > 0:
                     tlx.barrier_arrive(k_empty[0], 1)
@@ -634,6 +657,7 @@ def backward(
             REGISTERS=config.registers,
             DEAL=schedule.deal(run.schedule),
             LEVEL=run.recorder.number,
+            LEAVE_OUT=left_out.code(jfa_backward_hopper.__name__, run.leave_out),
             num_warps=4,
             num_stages=1,
             ptx_options=config.ptx_options,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from jfa import instrument, lanes, schedule, toolchain
 from jfa.config import HopperForwardConfig
+from jfa.impl.hopper import left_out
 from jfa.impl.hopper import merge as merging
 from jfa.impl.hopper import primitives as hopper
 from jfa.impl.triton import launch, primitives
@@ -48,6 +49,9 @@ _V_EMPTY = tl.constexpr(lanes.WAITS["v_empty"])
 _KIND_TILE = tl.constexpr(lanes.KINDS["tile"])
 _KIND_ZERO = tl.constexpr(lanes.KINDS["zero"])
 _PART_SHIFT = tl.constexpr(schedule.PART_SHIFT)
+_EXP = tl.constexpr(left_out.CODES["exp"])
+_LOADS = tl.constexpr(left_out.CODES["loads"])
+_STORE = tl.constexpr(left_out.CODES["store"])
 
 
 @triton.jit
@@ -69,23 +73,25 @@ def _place_of(step, blocks, PEEL: tl.constexpr):
 
 
 @triton.jit
-def _softmax(scores, row_max, row_sum, score_scale, GUARD: tl.constexpr):
+def _softmax(scores, row_max, row_sum, score_scale, GUARD: tl.constexpr, LEAVE_OUT: tl.constexpr = 0):
     """(weights, factor for what was summed before, new maximum, new sum); scores become log2 units by the scale."""
     new_max = tl.maximum(row_max, tl.max(scores, 1) * score_scale)
     base = new_max
     if GUARD:  # a row that has seen nothing keeps −inf; subtracting it from itself would be NaN
         base = tl.where(new_max == float("-inf"), 0.0, new_max)
-    p = tl.exp2(scores * score_scale - base[:, None])
+    p = scores * score_scale - base[:, None]
+    if LEAVE_OUT != _EXP:
+        p = tl.exp2(p)
     rescale = tl.exp2(row_max - base)
     return p, rescale, new_max, row_sum * rescale + tl.sum(p, 1)
 
 
 @triton.jit
-def _up_to(scores, start, high, BLOCK: tl.constexpr):
-    """Scores of columns from ``start`` on, −inf from ``high`` on; whole blocks are not looked at."""
+def _up_to(scores, start, high, BLOCK: tl.constexpr, UNSEEN: tl.constexpr = float("-inf")):
+    """Scores of columns from ``start`` on, UNSEEN from ``high`` on; whole blocks are not looked at."""
     if start + BLOCK > high:
         columns = start + tl.arange(0, BLOCK)
-        scores = tl.where((columns < high)[None, :], scores, float("-inf"))
+        scores = tl.where((columns < high)[None, :], scores, UNSEEN)
     return scores
 
 
@@ -187,10 +193,13 @@ def jfa_forward_hopper(
     EARLY_FETCH: tl.constexpr,
     DEAL: tl.constexpr,
     LEVEL: tl.constexpr,
+    LEAVE_OUT: tl.constexpr,
 ):
     HALF: tl.constexpr = BLOCK_Q // 2
     MASKED: tl.constexpr = HAS_BEFORE or HAS_AFTER
     ELEMENT: tl.constexpr = tlx.size_of(tlx.dtype_of(k_desc))
+    # Sums stay numbers: products of infinities take less power, and a GPU that has power left clocks higher.
+    UNSEEN: tl.constexpr = 0.0 if LEAVE_OUT == _EXP else float("-inf")
     dtype = tlx.dtype_of(k_desc)
 
     q_tiles = tlx.local_alloc((HALF, DIM), dtype, 4)
@@ -230,6 +239,8 @@ def jfa_forward_hopper(
             loaded = 0
             batch = 0
             block = 0
+            if LEAVE_OUT == _LOADS:
+                hot = hopper.hot_row(own, tl.load(kv_offsets + batch_count).to(tl.int32), BLOCK_KV)
             if tile < tile_count:
                 batch = tl.load(pairs + 2 * (tile // heads))
                 block = tl.load(pairs + 2 * (tile // heads) + 1)
@@ -269,6 +280,8 @@ def jfa_forward_hopper(
                 )  # fmt: skip
                 short, blocks = _blocks_of(low, high, BLOCK_KV, TAIL)
                 column = head // group * DIM
+                if LEAVE_OUT == _LOADS:
+                    column = 0
 
                 q_slot = turn % 2
                 noted = hopper.wait(
@@ -288,16 +301,19 @@ def jfa_forward_hopper(
                     if short > 0:
                         stage = loaded % STAGES
                         phase = (loaded // STAGES) & 1
+                        origin = kv_start
+                        if LEAVE_OUT == _LOADS:
+                            origin = hot - (high - short)
                         noted = hopper.wait(
                             k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, named, LEVEL
                         )
                         k_short = tlx.local_reinterpret(k_tiles[stage], dtype, [TAIL, DIM])
-                        hopper.load(k_tail_desc, k_short, k_full[stage], kv_start, kv_len, high - short, column)
+                        hopper.load(k_tail_desc, k_short, k_full[stage], origin, kv_len, high - short, column)
                         noted = hopper.wait(
                             v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, named, LEVEL
                         )
                         v_short = tlx.local_reinterpret(v_tiles[stage], dtype, [TAIL, DIM])
-                        hopper.load(v_tail_desc, v_short, v_full[stage], kv_start, kv_len, high - short, column)
+                        hopper.load(v_tail_desc, v_short, v_full[stage], origin, kv_len, high - short, column)
                         loaded += 1
 
                 # The next tile, fetched a step at a time while the ring is full, so that no load waits for it.
@@ -309,10 +325,13 @@ def jfa_forward_hopper(
                     start = low + _place_of(step, blocks, PEEL) * BLOCK_KV
                     stage = loaded % STAGES
                     phase = (loaded // STAGES) & 1
+                    origin = kv_start
+                    if LEAVE_OUT == _LOADS:
+                        origin = hot - start
                     noted = hopper.wait(k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, named, LEVEL)
-                    hopper.load(k_desc, k_tiles[stage], k_full[stage], kv_start, kv_len, start, column)
+                    hopper.load(k_desc, k_tiles[stage], k_full[stage], origin, kv_len, start, column)
                     noted = hopper.wait(v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, named, LEVEL)
-                    hopper.load(v_desc, v_tiles[stage], v_full[stage], kv_start, kv_len, start, column)
+                    hopper.load(v_desc, v_tiles[stage], v_full[stage], origin, kv_len, start, column)
                     loaded += 1
                     if EARLY_FETCH and step == 0:
                         next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
@@ -399,8 +418,10 @@ def jfa_forward_hopper(
                             s_short = tlx.async_dot_wait(0, s_short)
                             tlx.barrier_arrive(k_empty[stage], 1)
                             columns = tl.arange(0, TAIL)
-                            s_short = tl.where((columns < short)[None, :], s_short, float("-inf"))
-                            p_short, rescale, row_max, row_sum = _softmax(s_short, row_max, row_sum, score_scale, False)
+                            s_short = tl.where((columns < short)[None, :], s_short, UNSEEN)
+                            p_short, rescale, row_max, row_sum = _softmax(
+                                s_short, row_max, row_sum, score_scale, False, LEAVE_OUT
+                            )
                             noted = hopper.wait(
                                 v_full[stage], phase, lane, noted, capacity, _V_FULL, stage, tile, LEVEL
                             )
@@ -429,10 +450,12 @@ def jfa_forward_hopper(
                                 rows[:, None], (start + tl.arange(0, BLOCK_KV))[None, :], q_len, kv_len, shift, before,
                                 after, HAS_BEFORE, HAS_AFTER,
                             )  # fmt: skip
-                            scores = tl.where(mask, scores, float("-inf"))
+                            scores = tl.where(mask, scores, UNSEEN)
                         else:
-                            scores = _up_to(scores, start, high, BLOCK_KV)
-                        p, rescale, row_max, row_sum = _softmax(scores, row_max, row_sum, score_scale, MASKED)
+                            scores = _up_to(scores, start, high, BLOCK_KV, UNSEEN)
+                        p, rescale, row_max, row_sum = _softmax(
+                            scores, row_max, row_sum, score_scale, MASKED, LEAVE_OUT
+                        )
                         acc = acc * rescale[:, None]
                         used += 1
                         for step in range(1, blocks):
@@ -464,15 +487,17 @@ def jfa_forward_hopper(
                             tlx.barrier_arrive(k_empty[stage], 1)
                             start = low + _place_of(step, blocks, PEEL) * BLOCK_KV
                             if not PEEL:
-                                scores = _up_to(scores, start, high, BLOCK_KV)
+                                scores = _up_to(scores, start, high, BLOCK_KV, UNSEEN)
                             if MASKED:
                                 if (start < full_low) | (start >= full_high):
                                     mask = primitives.visible(
                                         rows[:, None], (start + tl.arange(0, BLOCK_KV))[None, :], q_len, kv_len, shift,
                                         before, after, HAS_BEFORE, HAS_AFTER,
                                     )  # fmt: skip
-                                    scores = tl.where(mask, scores, float("-inf"))
-                            p, rescale, row_max, row_sum = _softmax(scores, row_max, row_sum, score_scale, MASKED)
+                                    scores = tl.where(mask, scores, UNSEEN)
+                            p, rescale, row_max, row_sum = _softmax(
+                                scores, row_max, row_sum, score_scale, MASKED, LEAVE_OUT
+                            )
                             acc = tlx.async_dot_wait(0, acc)
                             tlx.barrier_arrive(v_empty[behind], 1)
                             acc = acc * rescale[:, None]
@@ -495,7 +520,7 @@ def jfa_forward_hopper(
                     tlx.barrier_arrive(q_empty[q_slot], 1)
 
                     acc, row_lse = _normalise(acc, row_max, row_sum, MASKED)
-                    if part < 0:
+                    if (part < 0) & hopper.happens(batch_count, LEAVE_OUT != _STORE):
                         out_start = q_start
                         if BROADCAST_Q:
                             out_start = batch * q_uniform
@@ -506,7 +531,7 @@ def jfa_forward_hopper(
                         at = (out_start + rows).to(tl.int64)
                         tl.store(lse + primitives.wide(head) * total_q + at, row_lse, mask=rows < q_len)
                     if SPLIT:
-                        if (part >= 0) & (first < q_stride):
+                        if (part >= 0) & (first < q_stride) & hopper.happens(batch_count, LEAVE_OUT != _STORE):
                             place = merging.part_place(kv_start, split, part, kv_all)
                             at = (place * heads + head) * q_stride
                             high_half = acc.to(dtype)
@@ -622,6 +647,7 @@ def forward(
             EARLY_FETCH=config.early_fetch,
             DEAL=schedule.deal(run.schedule),
             LEVEL=run.recorder.number,
+            LEAVE_OUT=left_out.code(jfa_forward_hopper.__name__, run.leave_out),
             num_warps=4,
             num_stages=1,
             ptx_options=config.ptx_options,

@@ -13,6 +13,7 @@ RAGGED_ROWS = tl.constexpr(1 << 30)
 _PAIR = tl.constexpr(256)
 _FIRST_BARRIER = tl.constexpr(9)
 _TURN = tl.constexpr(lanes.WAITS["turn"])
+_HOT_BLOCKS = tl.constexpr(128)
 
 
 @triton.jit
@@ -37,6 +38,27 @@ def side_by_side(tile, block, heads, blocks):
     head = rank // blocks
     block = rank % blocks
     return head, block, (begin + block) * heads + head
+
+
+@triton.jit
+def happens(batch_count, WANTED: tl.constexpr):
+    """Whether to do what may be left out: where it is not WANTED never, which the compiler does not know.
+
+    So all that it would need is still made. ``batch_count``: a number from the host, not negative.
+    """
+    if WANTED:
+        return True
+    else:
+        return batch_count < 0
+
+
+@triton.jit
+def hot_row(own, total, BLOCK: tl.constexpr):
+    """First of the at most BLOCK rows, of ``total``, that CTA ``own`` loads time and again where loads are left out.
+
+    Each CTA has its own, as far as there are rows: all would wait for the same few slices of the L2 cache.
+    """
+    return own % _HOT_BLOCKS * BLOCK % tl.maximum(total - BLOCK + 1, 1)
 
 
 @triton.jit

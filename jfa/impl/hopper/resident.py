@@ -22,6 +22,7 @@ from torch import Tensor
 from jfa import instrument, lanes, toolchain
 from jfa.config import HopperResidentConfig
 from jfa.impl.hopper import backward as shared
+from jfa.impl.hopper import left_out
 from jfa.impl.hopper import primitives as hopper
 from jfa.impl.triton import backward as baseline
 from jfa.impl.triton import launch, primitives
@@ -61,6 +62,9 @@ _PART_FULL = tl.constexpr(lanes.WAITS["part_full"])
 _PART_EMPTY = tl.constexpr(lanes.WAITS["part_empty"])
 _KIND_TILE = tl.constexpr(lanes.KINDS["tile"])
 _KIND_ZERO = tl.constexpr(lanes.KINDS["zero"])
+_EXP = tl.constexpr(left_out.CODES["exp"])
+_LOADS = tl.constexpr(left_out.CODES["loads"])
+_STORE = tl.constexpr(left_out.CODES["dk/dv store"])
 
 
 def _accumulator(columns: int) -> tlx.layout:
@@ -86,13 +90,14 @@ def share(total, own, workers):
 
 
 @triton.jit
-def _store(desc, staging, start, rows, row, column, ADD: tl.constexpr):
-    """Write a staged tile by TMA, or add it to what is there."""
-    tlx.fence("async_shared")
-    if ADD:
-        tlx.async_descriptor_store(desc, staging, hopper.ragged(start, rows, row, column), store_reduce="add")
-    else:
-        tlx.async_descriptor_store(desc, staging, hopper.ragged(start, rows, row, column))
+def _store(desc, staging, start, rows, row, column, ADD: tl.constexpr, LEAVE_OUT: tl.constexpr):
+    """Write a staged tile by TMA, or add it to what is there, unless that is left out."""
+    if LEAVE_OUT != _STORE:
+        tlx.fence("async_shared")
+        if ADD:
+            tlx.async_descriptor_store(desc, staging, hopper.ragged(start, rows, row, column), store_reduce="add")
+        else:
+            tlx.async_descriptor_store(desc, staging, hopper.ragged(start, rows, row, column))
 
 
 @triton.jit(do_not_specialize=["batch_count", "q_len", "first_row", "stat_rows", "total_kv", "capacity"])
@@ -129,6 +134,7 @@ def jfa_backward_resident(
     V_STAGES: tl.constexpr,
     REGISTERS: tl.constexpr,
     LEVEL: tl.constexpr,
+    LEAVE_OUT: tl.constexpr,
 ):
     """Rows ``first_row`` … of Q, CLUSTER · 128 of them. ``ADD``: to the dK and dV of the rows before.
 
@@ -189,6 +195,9 @@ def jfa_backward_resident(
             if begin < end:
                 batch = tl.load(pairs + 2 * item)
                 block = tl.load(pairs + 2 * item + 1)
+            if LEAVE_OUT == _LOADS:
+                hot = hopper.hot_row(own // CLUSTER, tl.load(kv_offsets + batch_count).to(tl.int32), BLOCK_KV)
+                hot_batch = batch
             for tile in range(begin, end):
                 turn = tile - begin
                 kv_start, kv_len = primitives.sequence(kv_offsets, batch, False, 0)
@@ -225,11 +234,14 @@ def jfa_backward_resident(
                     )
                     hopper.load(q_desc, row_tiles[_Q], q_full[0], 0, q_len, row, column)
                     q_loads += 1
+                origin, do_batch, stat_head = kv_start, batch, head
+                if LEAVE_OUT == _LOADS:
+                    origin, do_batch, stat_head, column = hot - first, hot_batch, 0, 0
                 stage = turn % K_STAGES
                 noted = hopper.wait(
                     k_empty[stage], ((turn // K_STAGES) & 1) ^ 1, lane, noted, capacity, _K_EMPTY, stage, named, LEVEL
                 )
-                hopper.load(k_desc, k_tiles[stage], k_full[stage], kv_start, kv_len, first, column)
+                hopper.load(k_desc, k_tiles[stage], k_full[stage], origin, kv_len, first, column)
                 if (opens & _OPENS_SEQUENCE) != 0:
                     stage = do_loads % 2
                     noted = hopper.wait(
@@ -246,9 +258,9 @@ def jfa_backward_resident(
                     tlx.barrier_expect_bytes(do_full[stage], _ROWS * DIM * ELEMENT + 2 * _ROWS * 4)
                     tlx.async_descriptor_load(
                         do_desc, tlx.local_reshape(row_tiles[stage], [1, 1, _ROWS, DIM]),
-                        hopper.ragged(batch * q_len, q_len, row, column), do_full[stage],
+                        hopper.ragged(do_batch * q_len, q_len, row, column), do_full[stage],
                     )  # fmt: skip
-                    stat = (tl.full((), 0, tl.int64) + head) * stat_rows + batch * row_blocks + row
+                    stat = (tl.full((), 0, tl.int64) + stat_head) * stat_rows + do_batch * row_blocks + row
                     tlx.async_load(stat_lse + stat, lse_rows[stage], bulk=True, barrier=do_full[stage])
                     tlx.async_load(stat_delta + stat, delta_rows[stage], bulk=True, barrier=do_full[stage])
                     do_loads += 1
@@ -256,7 +268,7 @@ def jfa_backward_resident(
                 noted = hopper.wait(
                     v_empty[stage], ((turn // V_STAGES) & 1) ^ 1, lane, noted, capacity, _V_EMPTY, stage, named, LEVEL
                 )
-                hopper.load(v_desc, v_tiles[stage], v_full[stage], kv_start, kv_len, first, column)
+                hopper.load(v_desc, v_tiles[stage], v_full[stage], origin, kv_len, first, column)
                 opens = 0
                 if (closes & _CLOSES_SEQUENCE) != 0:
                     opens = _OPENS_SEQUENCE
@@ -317,7 +329,11 @@ def jfa_backward_resident(
                 dp = tlx.async_dot(do_own, tlx.local_trans(v_tiles[v_stage]))
                 scores = tlx.async_dot_wait(1, scores)
                 lse = tlx.local_load(tlx.local_slice(lse_rows[do_stage], [wg * HALF], [HALF]))
-                p = tl.exp2(scores * score_scale - lse[:, None])
+                if LEAVE_OUT == _EXP:
+                    # Rows that do not exist have an lse of +inf; their weights stay numbers, as in the forward.
+                    p = scores * score_scale - tl.minimum(lse, 128.0)[:, None]
+                else:
+                    p = tl.exp2(scores * score_scale - lse[:, None])
                 if first + BLOCK_KV > kv_len:
                     # A key that is not there has a score of 0, and its weight may be beyond any number.
                     p = tl.where((first + tl.arange(0, BLOCK_KV) < kv_len)[None, :], p, 0.0)
@@ -436,11 +452,11 @@ def jfa_backward_resident(
                 tlx.barrier_arrive(weights_empty[early], 1)
                 if CLUSTER == 1:
                     tlx.local_store(out_tiles[0], sent.to(dtype).reshape(1, 1, BLOCK_KV, DIM))
-                    _store(dv_desc, out_tiles[0], kv_start, kv_len, first, column, ADD)
+                    _store(dv_desc, out_tiles[0], kv_start, kv_len, first, column, ADD, LEAVE_OUT)
                     kept = tlx.async_dot_wait(0, kept)
                     tlx.barrier_arrive(weights_empty[1 - early], 1)
                     tlx.local_store(out_tiles[1], (kept * scale).to(dtype).reshape(1, 1, BLOCK_KV, DIM))
-                    _store(dk_desc, out_tiles[1], kv_start, kv_len, first, column, ADD)
+                    _store(dk_desc, out_tiles[1], kv_start, kv_len, first, column, ADD, LEAVE_OUT)
                 else:
                     noted = hopper.wait(
                         part_empty[0], (turn & 1) ^ 1, lane, noted, capacity, _PART_EMPTY, -1, tile, LEVEL
@@ -459,9 +475,9 @@ def jfa_backward_resident(
                     kept = (kept + came.to(tl.float32)) * tl.where(rank == 1, scale, 1.0)
                     tlx.local_store(out_tiles[1], kept.to(dtype).reshape(1, 1, BLOCK_KV, DIM))
                     if rank == 0:
-                        _store(dv_desc, out_tiles[1], kv_start, kv_len, first, column, ADD)
+                        _store(dv_desc, out_tiles[1], kv_start, kv_len, first, column, ADD, LEAVE_OUT)
                     else:
-                        _store(dk_desc, out_tiles[1], kv_start, kv_len, first, column, ADD)
+                        _store(dk_desc, out_tiles[1], kv_start, kv_len, first, column, ADD, LEAVE_OUT)
                 if (flags & _CLOSES_SEQUENCE) != 0:
                     tlx.barrier_arrive(do_empty[do_stage], 1)
                     sequences += 1
@@ -544,6 +560,7 @@ def backward(
                 V_STAGES=config.v_stages,
                 REGISTERS=config.registers,
                 LEVEL=recorder.number,
+                LEAVE_OUT=left_out.code(jfa_backward_resident.__name__, run.leave_out),
                 num_warps=4,
                 num_stages=1,
                 ptx_options=config.ptx_options,

@@ -30,6 +30,7 @@ class Run:
     """How one launch is scheduled and recorded: the schedule's name, its table, and the recorder.
 
     ``fresh``: the table was built for this launch alone, which may count in it. ``compiled`` collects what ran.
+    ``leave_out``: a stage of `jfa.impl.hopper.left_out` without which the kernel runs: its results are wrong then.
     """
 
     schedule: str
@@ -37,6 +38,7 @@ class Run:
     recorder: Recorder = OFF
     fresh: bool = False
     compiled: list[Any] = field(default_factory=list, compare=False)
+    leave_out: str = ""
 
     def counter(self) -> Tensor:
         """int32 [1], zero, for this launch alone."""

@@ -1,4 +1,4 @@
-"""How many SMs a GPU has, by name, for replays on a card that is not there."""
+"""How many SMs a GPU has, by name, for replays on a card that is not there; and what its tensor cores do a cycle."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ SMS = {
 }
 """NVIDIA's architecture papers: A100, Hopper (SXM unless named otherwise), Blackwell. GB300: the whole Blackwell Ultra
 chip; a card on which some are switched off says so in `nvidia-smi`, and --sms takes its number."""
+
+TENSOR_FLOP = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192}
+"""Dense bfloat16 or float16 operations of an SM's tensor cores in a cycle, by compute capability. NVIDIA's architecture
+papers: A100 312 TFLOP/s with 108 SMs at 1.41 GHz, H100 989 with 132 at 1.83, B200 2,250 with 148 at 1.86."""
 
 
 def sm_count(name: str) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import median
 
 from profiling.errors import RecordingError
+from profiling.gpus import TENSOR_FLOP
 from profiling.late import late
 from profiling.recording import Recording
 from profiling.text import percent
 from profiling.waits import PREFIX, role_time
 
+HALVES = ("bfloat16", "float16")
 LITTLE = 0.05
 """Of a role's life: what waits less in all is bound by what it computes."""
 
@@ -37,8 +40,10 @@ class LostTime:
         work: neither waiting nor between tiles; between: between tiles; waits: by barrier, longest first.
         barrier, late, doing: the costliest barrier, who was late most of its time, doing what; "" without waits.
         words: the verdict, a sentence; remedy: what addresses it.
+        products: share of the plain launch that the useful products alone take, as of `products_share`.
         tensor: share of the launch in which the tensor pipe was active, from a profiler; NaN without one.
-        residual: work − tensor: issuing, softmax and whatever else is not the tensor pipe's. NaN without.
+        residual: tensor − products: padding of tiles, and how far the two clocks and runs are apart. NaN without.
+        beside: work − tensor, without a profiler work − products: softmax, issuing, stores.
     """
 
     roles: tuple[str, ...]
@@ -50,8 +55,10 @@ class LostTime:
     doing: str
     words: str
     remedy: str
+    products: float
     tensor: float
     residual: float
+    beside: float
 
 
 def lost_time(recording: Recording, tensor: float = math.nan) -> LostTime:
@@ -73,7 +80,26 @@ def lost_time(recording: Recording, tensor: float = math.nan) -> LostTime:
     who, doing = _who(recording, roles, barrier)
     waited = sum(ranked.values())
     words, remedy = _words(roles, work, waited, barrier, ranked.get(barrier, 0.0), who, doing)
-    return LostTime(roles, work, between, ranked, barrier, who, doing, words, remedy, tensor, work - tensor)
+    products = products_share(recording)
+    beside = work - (products if math.isnan(tensor) else tensor)
+    return LostTime(
+        roles, work, between, ranked, barrier, who, doing, words, remedy, products, tensor, tensor - products, beside
+    )
+
+
+def products_share(recording: Recording) -> float:
+    """Share of the plain launch that its useful products take at the rate of the card's tensor cores, in [0, 1].
+
+    flop / (operations a cycle and SM · SMs · SM clock · time): the workload's own operations, the clock of the
+    recording's fit, and its makespan less what recording cost. NaN where one of them is not known, or for float32.
+    """
+    capability = tuple(recording.get("gpu.capability") or ())
+    rate = TENSOR_FLOP.get(capability, math.nan) if recording.get("workload.dtype") in HALVES else math.nan
+    cost = recording.number("durations.plain_ns") / recording.number("durations.recorded_ns")
+    events = recording.events
+    spans = [rows["end_ns"].max() - rows["start_ns"].min() for _, rows in events.groupby("launch")]
+    cycles = recording.number("clock.rate_ghz") * float(median(spans)) * cost
+    return recording.number("workload.flop") / (rate * recording.sm_count * cycles)
 
 
 def _who(recording: Recording, roles: tuple[str, ...], barrier: str) -> tuple[str, str]:

@@ -101,8 +101,14 @@ def compiling(shared_bytes: int, mode: str = MODE) -> Iterator[None]:
         # The functions that were exchanged are not in the key of what was compiled: nothing of it may be found later.
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(patch.object(triton.knobs.cache, "dir", folder))
-        stack.enter_context(patch.object(triton.knobs.compilation, "instrumentation_mode", str(how)))
+        stack.enter_context(_mode(mode))
         yield
+
+
+def _mode(mode: str) -> Any:
+    from triton.profiler.hooks.instrumentation import InstrumentationHook
+
+    return patch.object(triton.knobs.compilation, "instrumentation_mode", str(InstrumentationHook(mode).mode))
 
 
 def with_scopes(launcher: Launcher, device: torch.device) -> Callable[[], Run]:
@@ -137,7 +143,8 @@ def with_scopes(launcher: Launcher, device: torch.device) -> Callable[[], Run]:
         before = _allocation._profile_allocator.get()
         _allocation.set_profile_allocator(allocate)
         try:
-            with patch.object(module, launcher.kernel, copy):
+            # A launch looks for what was compiled in this mode.
+            with patch.object(module, launcher.kernel, copy), _mode(MODE):
                 return launcher.run(OFF)
         finally:
             _allocation.set_profile_allocator(before)

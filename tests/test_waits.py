@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from profiling import examples
 from profiling.__main__ import main
 from profiling.errors import RecordingError
 from profiling.late import late, twin
-from profiling.lost import lost_time
+from profiling.lost import lost_time, products_share
+from profiling.ncu import reading
+from profiling.ncu.summary import summarise
 from profiling.recording import Recording
 from profiling.wait_figures import late_flow, late_matrix, role_time_bars
 from profiling.waits import role_time, waits
@@ -169,7 +172,37 @@ def test_the_tensor_pipe_of_the_same_launch_stands_beside(tmp_path, capsys):
     assert "tensor pipe: active for 34.4 % of the launch (ncu, measured)" in capsys.readouterr().out
     assert main(["waits", str(file), "--ncu", report, "--json"]) == 0
     lost = json.loads(capsys.readouterr().out)["lost"]
-    assert lost["residual"] == pytest.approx(lost["work"] - lost["tensor"])
+    assert lost["beside"] == pytest.approx(lost["work"] - lost["tensor"])
+    assert lost["products"] is lost["residual"] is None, "the made-up recording names no operations"
+
+
+@pytest.mark.parametrize(("schedule", "report"), [("static", "fwd_static"), ("balanced", "fwd_balanced")])
+def test_the_products_take_what_the_tensor_pipe_was_seen_to(schedule, report, tmp_path):
+    """Of real launches, by ncu and by the recording alone."""
+    (kernel,) = summarise(reading.read(unpack(f"h200_{report}.raw.csv", tmp_path), for_summary=True))
+    share = products_share(examples.load("hsp-loguniform", "forward", schedule))
+    assert share == pytest.approx(kernel.get("tensor") / 100, abs=0.05)
+
+
+def test_of_the_kernel_for_sm_90_too():
+    """As measured by ncu, 74.7 %; the recorded run's own clock was that of the report, 1.5 GHz."""
+    facts = examples.load("hsp-loguniform", "forward", "balanced-dynamic")
+    metadata = dict(facts.metadata)
+    metadata["clock"] = {**metadata["clock"], "rate_ghz": 1.5}
+    span = facts.events["end_ns"].max() - facts.events["start_ns"].min()
+    metadata["durations"] = {"plain_ns": 1_214_896, "recorded_ns": float(span)}
+    share = products_share(Recording(facts.events, metadata, source="at another time"))
+    assert share == pytest.approx(0.747, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "change", [("workload", "dtype", "float32"), ("gpu", "capability", [7, 5]), ("clock", "rate_ghz", None)]
+)
+def test_without_a_rate_nothing_is_said_of_the_products(change):
+    real = examples.load("hsp-loguniform", "forward", "static")
+    section, name, value = change
+    metadata = {**real.metadata, section: {**real.metadata[section], name: value}}
+    assert math.isnan(products_share(Recording(real.events, metadata, source="changed")))
 
 
 def test_a_report_of_another_kernel_is_refused(tmp_path, capsys):

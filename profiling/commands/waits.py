@@ -137,11 +137,24 @@ def _print(
     printing.table(printing.records(blame.head(ROWS)), late_columns, title="Who was late", grade=derived)
     printing.line(f"verdict: {lost.words}")
     printing.line(f"remedy: {lost.remedy}")
+    for words in _of_the_tensor_pipe(lost):
+        printing.line(words)
+
+
+def _of_the_tensor_pipe(lost: "LostTime") -> list[str]:
+    """What the products take of the launch, what a profiler saw of it, and what the roles do beside."""
+    lines = []
+    if not math.isnan(lost.products):
+        lines.append(f"tensor cores: the useful products take {percent(lost.products)} of the plain launch (derived)")
     if not math.isnan(lost.tensor):
-        printing.line(
-            f"tensor pipe: active for {percent(lost.tensor)} of the launch (ncu, measured); the compute roles work for "
-            f"{percent(lost.work)} (derived): {percent(lost.residual)} of their time is not the tensor pipe's"
+        apart = "" if math.isnan(lost.residual) else f", {100 * lost.residual:+.1f} points from that"
+        lines.append(f"tensor pipe: active for {percent(lost.tensor)} of the launch (ncu, measured){apart}")
+    if not math.isnan(lost.beside):
+        lines.append(
+            f"beside: of the {percent(lost.work)} that the compute roles work, {percent(lost.beside)} are softmax, "
+            "issuing and stores (derived)"
         )
+    return lines
 
 
 def _tensor_share(path: Path, recording: "Recording") -> float:

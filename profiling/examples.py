@@ -23,6 +23,15 @@ def waits(workload: str, direction: str) -> Recording:
     return Recording.read(DATA / "waits" / f"{workload}_{direction}.parquet")
 
 
+def change() -> tuple[Recording, Recording]:
+    """Before and after a change that waits asked for, level wait, an H200: a backward of 40 sequences of hsp-half-empty,
+    dQ added up in memory and kept in registers. Excerpts of 32 of 132 CTAs."""
+    before, after = (
+        Recording.read(DATA / "waits" / f"half-empty-40_backward_{dq}.parquet") for dq in ("shared", "resident")
+    )
+    return before, after
+
+
 def names() -> list[str]:
     """workload_direction_schedule of each."""
     return sorted(path.stem for path in DATA.glob("*.parquet"))

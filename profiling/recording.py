@@ -246,6 +246,7 @@ class Recording:
         """What a reader must know before believing a number from this recording; a line each."""
         found = (
             _grade_warning,
+            _excerpt_warning,
             _loss_warning,
             _config_warning,
             _overhead_warning,
@@ -288,6 +289,11 @@ def _grade_warning(recording: Recording) -> list[str]:
     if recording.grade not in GRADES:
         return [f"grade {recording.grade!r}: the file does not say how these times were obtained"]
     return []
+
+
+def _excerpt_warning(recording: Recording) -> list[str]:
+    what = recording.get("excerpt")
+    return [f"an excerpt: {plain(str(what), 80)}; what is said of all SMs is of these alone"] if what else []
 
 
 def _loss_warning(recording: Recording) -> list[str]:

@@ -24,8 +24,8 @@ def waits(workload: str, direction: str) -> Recording:
 
 
 def change() -> tuple[Recording, Recording]:
-    """Before and after a change that waits asked for, level wait, an H200: a backward of 40 sequences of hsp-half-empty,
-    dQ added up in memory and kept in registers. Excerpts of 32 of 132 CTAs."""
+    """Before and after a change that waits asked for, at level wait, on an H200: the backward of 40 sequences of
+    hsp-half-empty, dQ added up in memory and kept in registers. Excerpts of 32 of 132 CTAs."""
     before, after = (
         Recording.read(DATA / "waits" / f"half-empty-40_backward_{dq}.parquet") for dq in ("shared", "resident")
     )

@@ -17,9 +17,9 @@ SMS = {
 """NVIDIA's architecture papers: A100, Hopper (SXM unless named otherwise), Blackwell. GB300: the whole Blackwell Ultra
 chip; a card on which some are switched off says so in `nvidia-smi`, and --sms takes its number."""
 
-TENSOR_FLOP = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192}
-"""Dense bfloat16 or float16 operations of an SM's tensor cores in a cycle, by compute capability. NVIDIA's architecture
-papers: A100 312 TFLOP/s with 108 SMs at 1.41 GHz, H100 989 with 132 at 1.83, B200 2,250 with 148 at 1.86."""
+BF16_OPERATIONS = {"8.0": 2048, "9.0": 4096, "10.0": 8192, "10.3": 8192}
+"""Dense bfloat16 operations a cycle and SM, two a multiply-add, by compute capability; float16 the same. NVIDIA's data
+sheets: A100 312 TFLOP/s (108 SMs, 1.41 GHz), H100 SXM 989 (132 SMs, 1.83 GHz), B200 2,250 (148 SMs, 1.85 GHz)."""
 
 
 def sm_count(name: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from profiling.errors import RecordingError
-from profiling.gpus import TENSOR_FLOP
+from profiling.gpus import BF16_OPERATIONS
 from profiling.late import late
 from profiling.recording import Recording
 from profiling.text import percent
@@ -93,8 +93,8 @@ def products_share(recording: Recording) -> float:
     flop / (operations a cycle and SM · SMs · SM clock · time): the workload's own operations, the clock of the
     recording's fit, and its makespan less what recording cost. NaN where one of them is not known, or for float32.
     """
-    capability = tuple(recording.get("gpu.capability") or ())
-    rate = TENSOR_FLOP.get(capability, math.nan) if recording.get("workload.dtype") in HALVES else math.nan
+    capability = ".".join(map(str, recording.get("gpu.capability") or ()))
+    rate = BF16_OPERATIONS.get(capability, math.nan) if recording.get("workload.dtype") in HALVES else math.nan
     cost = recording.number("durations.plain_ns") / recording.number("durations.recorded_ns")
     events = recording.events
     spans = [rows["end_ns"].max() - rows["start_ns"].min() for _, rows in events.groupby("launch")]

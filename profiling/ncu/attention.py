@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from profiling.errors import UserError
+from profiling.gpus import BF16_OPERATIONS
 from profiling.ncu.metrics import DERIVED, Number
 from profiling.ncu.summary import KernelSummary
 from profiling.recording import Recording
@@ -24,10 +25,6 @@ DIRECTIONS = {
     "jfa_backward_resident": "backward",
 }
 _FIELD = re.compile(r"(\w+)=(\S+)")
-
-BF16_OPERATIONS = {"8.0": 2048, "9.0": 4096, "10.0": 8192, "10.3": 8192}
-"""Dense bfloat16 operations a cycle and SM, two a multiply-add, by compute capability. From NVIDIA's data sheets: A100
-312 TFLOP/s (108 SMs, 1.41 GHz), H100 SXM 989 (132 SMs, 1.83 GHz), B200 2,250 (148 SMs, 1.85 GHz)."""
 
 
 @dataclass(frozen=True)

@@ -181,8 +181,8 @@ def end_wait(lane, count, capacity, began, KIND: tl.constexpr, stage, tile, LEVE
         zero = tl.full((), 0, tl.int64)
         if count < capacity:
             place = lane + _HEADER_WORDS + _EVENT_WORDS * count
-            store_word(place, (began & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56), True)
-            store_word(place + 2, (ended & 0xFFFFFFFF) | ((zero + tile + 1) << 32), True)
+            opened = (began & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56)
+            store_pair(place, opened, (ended & 0xFFFFFFFF) | ((zero + tile + 1) << 32), True)
         return count + 1
     else:
         return count

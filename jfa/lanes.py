@@ -7,13 +7,13 @@ then ``capacity`` events of four words. A full lane keeps its first events and g
 header  word 0: SM id; 1: %globaltimer at the start (ns); 2: %clock64 at the start (cycles);
         3: %globaltimer at the end; 4: %clock64 at the end; 5: events offered; 6, 7: zero
 event   word 0: %clock64 at the span's start, low 48 bits | kind << 48 | (stage + 1) << 56
-        word 1: %globaltimer at the span's start (ns), or zero where it was not read
+        word 1: %globaltimer at the span's start (ns); of a wait, what word 2 holds of other spans
         word 2: %clock64 at the span's end, low 32 bits | (tile + 1) << 32; word 3: zero
 ====== ==========================================================================
 
 Stage and tile are stored plus one so that "does not apply" (−1) is zero. Start and end are stored apart, each when it
-is known: a start kept in registers until the end costs a kernel that is short of them. A span of 2³² cycles or more
-(2.1 s at 2 GHz) is not told from a shorter one.
+is known: a start kept in registers until the end costs a kernel that is short of them. Waits are short and many: both
+ends go out in one store of 16 bytes. A span of 2³² cycles or more (2.1 s at 2 GHz) is not told from a shorter one.
 """
 
 from __future__ import annotations
@@ -193,7 +193,10 @@ def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
     event_lane = np.repeat(np.arange(lane.size), kept)
     slot = np.arange(event_lane.size) - np.repeat(np.cumsum(kept) - kept, kept)
     events = words[:, HEADER_WORDS:].reshape(len(words), capacity, EVENT_WORDS)[lane[event_lane], slot]
-    first, anchor, second = events[:, 0], events[:, 1], events[:, 2]
+    first = events[:, 0]
+    kind = (first >> 48) & 0xFF
+    waits = kind >= min(WAITS.values())
+    anchor, second = np.where(waits, 0, events[:, 1]), np.where(waits, events[:, 1], events[:, 2])
     opened = clock[event_lane, 0]
     began = opened + (((first & _CLOCK_MASK) - (opened & _CLOCK_MASK)) & _CLOCK_MASK)  # the low bits may have wrapped
     ended = began + (((second & 0xFFFFFFFF) - (first & 0xFFFFFFFF)) & 0xFFFFFFFF)
@@ -210,8 +213,6 @@ def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
     times -= times[: lane.size].min()
     bounds = np.cumsum([lane.size, lane.size, began.size])
     lane_start, lane_end, event_start, event_end = np.split(times, bounds)
-    kind = (first >> 48) & 0xFF
-    waits = kind >= min(WAITS.values())
     backwards = (
         # Waits lie inside of tiles; among themselves the spans of a lane follow each other.
         sum(_overlaps(event_lane[part], began[part], ended[part]) for part in (waits, ~waits))

@@ -17,10 +17,11 @@ pytest.importorskip("triton")
 from shapes import CASES, HALF, INTERPRETED, Case, poisoned  # noqa: E402
 from tolerance import Results, assert_results_close  # noqa: E402
 
-from jfa import attention, reference, validation  # noqa: E402
+from jfa import attention, lanes, reference, validation  # noqa: E402
 from jfa.config import HopperBackwardConfig, HopperResidentConfig, hopper_forward_config  # noqa: E402
 from jfa.impl import choice  # noqa: E402
 from jfa.impl.triton import launch  # noqa: E402
+from jfa.instrument import OFF, Recorder  # noqa: E402
 from jfa.schedule import SCHEDULES, Items  # noqa: E402
 from jfa.validation import Problem  # noqa: E402
 from jfa.workloads import Inputs  # noqa: E402
@@ -97,11 +98,13 @@ def few_ctas(sms: int):
     return patch.object(launch, "sm_count", lambda device: sms)
 
 
-def forward(case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", split=0, sms=2, **changes) -> Results:
+def forward(
+    case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", split=0, sms=2, recorder=OFF, **changes
+) -> Results:
     """Run the forward, and compare it."""
     inputs, problem = given(case, dtype)
     config = dataclasses.replace(hopper_forward_config(case.head_dim), **changes)
-    run = launch.Run(schedule, items(case, dtype, "forward", config.block_q, schedule, split))
+    run = launch.Run(schedule, items(case, dtype, "forward", config.block_q, schedule, split), recorder)
     tensors = (inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets)
     with poisoned(), few_ctas(sms), emulated(hopper_forward, "jfa_forward_hopper", seed=seed) as kernel:
         out, lse = hopper_forward.forward(*tensors, problem, config, run)
@@ -113,12 +116,12 @@ def forward(case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", split=0, s
     return results
 
 
-def gradients(case, seed, dtype, schedule, sms, module, name, config) -> Results:
+def gradients(case, seed, dtype, schedule, sms, module, name, config, recorder) -> Results:
     """Run a backward on what float32 gives forward, and compare it."""
     inputs, problem = given(case, dtype)
     out, lse = forward_results(case, dtype)
     rows = out.reshape(problem.total_q, problem.heads, problem.head_dim)
-    run = launch.Run(schedule, items(case, dtype, "backward", config.block_kv, schedule))
+    run = launch.Run(schedule, items(case, dtype, "backward", config.block_kv, schedule), recorder)
     tensors = (inputs.grad_out.reshape(rows.shape), None, inputs.q, inputs.k, inputs.v, rows, lse)
     with poisoned(), few_ctas(sms), emulated(module, name, seed=seed) as kernel:
         found = module.backward(*tensors, inputs.kv_offsets, inputs.q_offsets, problem, config, run)
@@ -128,17 +131,17 @@ def gradients(case, seed, dtype, schedule, sms, module, name, config) -> Results
     return results
 
 
-def shared(case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", sms=2, **changes) -> Results:
+def shared(case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", sms=2, recorder=OFF, **changes) -> Results:
     """Run the backward that adds dQ up in memory, and compare it."""
     config = dataclasses.replace(HopperBackwardConfig(), **changes)
-    return gradients(case, seed, dtype, schedule, sms, hopper_backward, "jfa_backward_hopper", config)
+    return gradients(case, seed, dtype, schedule, sms, hopper_backward, "jfa_backward_hopper", config, recorder)
 
 
-def resident(case, seed=0, *, dtype=BF16, schedule="balanced", sms=2, **changes) -> Results:
+def resident(case, seed=0, *, dtype=BF16, schedule="balanced", sms=2, recorder=OFF, **changes) -> Results:
     """Run the backward that keeps dQ of a shared Q in registers, and compare it."""
     assert hopper_resident.serves(given(case, dtype)[1])
     config = dataclasses.replace(HopperResidentConfig(), **changes)
-    return gradients(case, seed, dtype, schedule, sms, hopper_resident, "jfa_backward_resident", config)
+    return gradients(case, seed, dtype, schedule, sms, hopper_resident, "jfa_backward_resident", config, recorder)
 
 
 class TestForward:
@@ -239,3 +242,35 @@ class TestResident:
     @pytest.mark.parametrize("lengths", [(5,), (0, 0, 3), (200, 0) * 3], ids=str)
     def test_few_tiles(self, lengths):
         resident(Case(q_len=150, kv_lens=lengths, heads=1, heads_kv=1), 1, sms=4)
+
+
+RECORDED = {
+    "forward": (forward, hopper_forward.ROLES, RESTS),
+    "shared": (shared, hopper_backward.ROLES, RESTS),
+    "resident": (resident, hopper_resident.ROLES, Case(q_len=100, kv_lens=KV_RESTS, heads=2, heads_kv=2, head_dim=128)),
+}
+
+
+@pytest.mark.parametrize("level", ["cta", "tile", "wait"])
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_roles_record(name, level):
+    """Every lane, in order, with a tile's span for each compute role; at level wait what each role waited for."""
+    run, roles, case = RECORDED[name]
+    recorder = Recorder.allocate(level, 2 * len(roles), 4096, "cpu")
+    run(case, 3, recorder=recorder)
+    found = recorder.read()
+    assert len(found.lane) == 2 * len(roles) and found.lost == 0 == found.clock.order_violations
+    tiles, waits = found.kind == lanes.KINDS["tile"], found.kind >= min(lanes.WAITS.values())
+    assert tiles.any() == (level != "cta") and waits.any() == (level == "wait")
+    role = found.lane[found.event_lane] % len(roles)
+    per_role = [sorted(found.tile[tiles & (role == place)].tolist()) for place in range(1, len(roles))]
+    assert all(own == per_role[0] and len(set(own)) == len(own) for own in per_role)
+    assert not (tiles & (role == 0)).any()
+    barriers = {number: barrier for barrier, number in lanes.WAITS.items()}
+    for place, who in enumerate(roles):
+        own = {barriers[kind] for kind in found.kind[waits & (role == place)].tolist()}
+        if level == "wait":
+            empty = {barrier.endswith("_empty") for barrier in own}
+            assert True in empty if who == "load" else "item_full" in own, (who, own)
+    assert (found.event_end_ns >= found.event_start_ns).all()
+    assert (found.event_end_ns <= found.end_ns[found.event_lane]).all()

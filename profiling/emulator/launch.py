@@ -14,6 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from jfa import instrument
 from profiling.emulator.language import Cta, task_of, tl_of, tlx_of
 from profiling.emulator.memory import Pointer
 from profiling.emulator.scheduler import World
@@ -59,13 +60,34 @@ class EmulatedKernel:
         self.launches += 1
 
 
+STEP_NS = 10
+"""What a turn takes on the emulated clocks, which both count ns."""
+
+
 class Source:
-    """Functions of kernels as plain Python functions, in which ``tl`` and ``tlx`` are the emulator's."""
+    """Functions of kernels as plain Python functions, in which ``tl`` and ``tlx`` are the emulator's.
+
+    The recorder's reading of clocks and its stores, which are assembly, are the emulator's too.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._tl, self._tlx = tl_of(world, tl.constexpr), tlx_of(world)
-        self._made: dict[int, Callable[..., Any]] = {}
+        self._made: dict[int, Callable[..., Any]] = {
+            id(instrument.read_clock.fn): self._now,
+            id(instrument.read_timer.fn): self._now,
+            id(instrument.read_sm.fn): lambda: world.me().cta.index,
+            id(instrument.store_word.fn): lambda address, word, roles: address.store(word),
+            id(instrument.store_pair.fn): self._store_pair,
+        }
+
+    def _now(self) -> int:
+        return STEP_NS * (1 + self.world.steps)
+
+    @staticmethod
+    def _store_pair(address: Pointer, first: int, second: int, roles: bool) -> None:
+        address.store(first)
+        (address + 1).store(second)
 
     def function(self, jitted: Any) -> Callable[..., Any]:
         """The Python function of a jitted one."""

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -242,6 +243,24 @@ class TestResident:
     @pytest.mark.parametrize("lengths", [(5,), (0, 0, 3), (200, 0) * 3], ids=str)
     def test_few_tiles(self, lengths):
         resident(Case(q_len=150, kv_lens=lengths, heads=1, heads_kv=1), 1, sms=4)
+
+
+@pytest.mark.slow
+def test_no_batch_hangs():
+    """200 batches of extreme skew, empty sides among them, each under a schedule and an order of its own."""
+    random = np.random.default_rng(1)
+    lengths, odds = [0, 1, 63, 64, 65, 128, 129, 300], [0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05]
+    for index in range(200):
+        count = int(random.integers(1, 9))
+        kv_lens, q_lens = (tuple(int(x) for x in random.choice(lengths, count, p=odds)) for _ in range(2))
+        rows = {"q_len": int(random.choice([1, 100, 128, 200]))} if index % 2 else {"q_lens": q_lens}
+        causal, heads_kv = index % 3 == 0, 1 + index % 4 // 2
+        case = Case(kv_lens=kv_lens, heads=2, heads_kv=heads_kv, head_dim=64, causal=causal, **rows)
+        schedule, sms = SCHEDULES[int(random.integers(len(SCHEDULES)))], int(random.integers(1, 4))
+        forward(case, index, schedule=schedule, sms=sms)
+        shared(case, index, schedule=schedule, sms=sms)
+        if case.broadcast and not causal and heads_kv == 2:
+            resident(case, index, sms=2 * sms)
 
 
 RECORDED = {

@@ -41,40 +41,6 @@ def _blocks(row_offsets, row_uniform, batch, ROWS_UNIFORM: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def _store_ends(
-    row_offsets,
-    row_uniform,
-    column_offsets,
-    column_uniform,
-    ends,
-    batch_count,
-    split,
-    ROWS_UNIFORM: tl.constexpr,
-    COLUMNS_UNIFORM: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """ends[b] = items of sequences 0 … b; how many there are in all.
-
-    A sequence has an item a block of rows, with ``SPLIT`` a block of rows and part of ``split`` columns.
-    """
-    total = tl.full((), 0, tl.int32)
-    for start in range(0, batch_count, CHUNK):
-        at = start + tl.arange(0, CHUNK)
-        valid = at < batch_count
-        batch = tl.minimum(at, batch_count - 1)
-        items = _blocks(row_offsets, row_uniform, batch, ROWS_UNIFORM, BLOCK)
-        if SPLIT:
-            columns = _lengths(column_offsets, batch, column_uniform, COLUMNS_UNIFORM)
-            items *= tl.maximum((columns + split - 1) // split, 1)
-        items = tl.where(valid, items, 0)
-        tl.store(ends + at, total + tl.cumsum(items, 0), mask=valid)
-        total += tl.sum(items, 0)
-    return total
-
-
-@triton.jit
 def _counted(
     row_offsets,
     row_uniform,
@@ -93,8 +59,9 @@ def _counted(
 ):
     """Items in all, no more than the table holds; counts = (those, twice; a counter at zero).
 
-    With ``CHUNK`` this program stores the ends too, in chunks of so many sequences, for itself: each program does, the
-    same, as that takes less time than a launch.
+    With ``CHUNK`` it stores ends[b], the items of sequences 0 … b, in chunks of so many sequences: every program does,
+    all the same ones, each for itself, as that takes less time than a launch. A sequence has an item a block of rows,
+    with ``SPLIT`` a block of rows and part of ``split`` columns.
 
     ``bound`` is how many items the table holds: where it is less (the longest length was understated), the rest is
     left out, so that no kernel reads behind the table.
@@ -104,10 +71,18 @@ def _counted(
     elif CHUNK == 0:
         return tl.load(counts + 1)
     else:
-        total = _store_ends(
-            row_offsets, row_uniform, column_offsets, column_uniform, ends, batch_count, split, ROWS_UNIFORM,
-            COLUMNS_UNIFORM, SPLIT, BLOCK, CHUNK,
-        )  # fmt: skip
+        total = tl.full((), 0, tl.int32)
+        for start in range(0, batch_count, CHUNK):
+            at = start + tl.arange(0, CHUNK)
+            valid = at < batch_count
+            batch = tl.minimum(at, batch_count - 1)
+            items = _blocks(row_offsets, row_uniform, batch, ROWS_UNIFORM, BLOCK)
+            if SPLIT:
+                columns = _lengths(column_offsets, batch, column_uniform, COLUMNS_UNIFORM)
+                items *= tl.maximum((columns + split - 1) // split, 1)
+            items = tl.where(valid, items, 0)
+            tl.store(ends + at, total + tl.cumsum(items, 0), mask=valid)
+            total += tl.sum(items, 0)
         total = tl.minimum(total, bound)
         if tl.program_id(0) == 0:
             _store_counts(counts, total, total)

@@ -175,7 +175,6 @@ def test_without_a_gpu_or_ncu_it_says_so_before_anything(tmp_path, monkeypatch, 
 def test_the_real_ncu_measures_the_variants_of_a_run(tmp_path, program):
     if doctor.find_ncu() is None:
         pytest.skip("no ncu")
-    needs_reader()
     folder = tmp_path / "run"
     command = ["ablate", "--workload", "tiny", "--impl", "triton", "--switches", "schedule", "--repeats", "3", "--ncu"]
     done = program(*command, "-o", folder)

@@ -371,6 +371,8 @@ def test_a_file_without_permission():
 
 def test_without_the_reader_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(binary, "find_spec", lambda name: None)
+    monkeypatch.setattr("profiling.ncu.reading.find_spec", lambda name: None)
+    monkeypatch.setattr("profiling.ncu.reading.find_ncu", lambda: None)
     message = one_line(read, file(f"{SMALL}.ncu-rep"))
     assert "pip install ncu-report" in message and "--csv --page raw" in message
 

@@ -26,14 +26,13 @@ CHILD = ("-m", "profiling.ablation.one_launch")
 
 
 def require() -> None:
-    """UserError: what --ncu needs is not installed: ncu, the package that reads its reports, NVTX ranges."""
+    """UserError: what --ncu needs is not installed: ncu, NVTX ranges."""
     try:
         find_ncu()
     except UserError as error:
         raise UserError(f"--ncu: {error}; or leave --ncu out") from None
-    for module, package in (("ncu_report", "ncu-report"), ("nvtx", "nvtx")):
-        if find_spec(module) is None:
-            raise UserError(f"--ncu: needs the package {package}, which is not installed here: pip install {package}")
+    if find_spec("nvtx") is None:
+        raise UserError("--ncu: needs the package nvtx, which is not installed here: pip install nvtx")
 
 
 def count(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
 
+from profiling.doctor import find_ncu
 from profiling.errors import UserError
 from profiling.ncu.container import MAGIC
 from profiling.ncu.metrics import ELAPSED, FACTS, number, summary_pattern
@@ -53,7 +55,8 @@ def read(path: str | Path, *, decimal: str | None = None, instances: bool = Fals
     summary reads, which takes a third of the time.
 
     Raises:
-        UserError: no such file, or it is empty, damaged, cut short or no report; `ncu-report` is not installed.
+        UserError: no such file, or it is empty, damaged, cut short or no report; of a .ncu-rep, neither `ncu-report`
+            nor ncu is installed, or not the former and instances were asked for.
     """
     path = Path(path)
     _check(decimal)
@@ -64,6 +67,11 @@ def read(path: str | Path, *, decimal: str | None = None, instances: bool = Fals
     if start == MAGIC:
         from profiling.ncu.binary import read_binary
 
+        ncu = None if find_spec("ncu_report") or instances else find_ncu()
+        if ncu is not None:
+            from profiling.ncu.exported import read_exported
+
+            return read_exported(path, ncu)
         return read_binary(path, instances=instances, wanted=summary_pattern() if for_summary else "")
     from profiling.ncu.pages import read_pages
 

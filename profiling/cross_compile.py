@@ -269,6 +269,7 @@ def compile_hopper_backward(
 ) -> Compiled:
     """The backward for sm_90 as its launch would compile it."""
     from jfa.impl.hopper.backward import jfa_backward_hopper
+    from jfa.impl.hopper.dq import LINE
 
     def ragged(block: int, width: int = dim, of: str = kind) -> str:
         return f"tensordesc<{of}[1, 1, {block}, {width}]>"
@@ -276,7 +277,7 @@ def compile_hopper_backward(
     signature = {
         **dict.fromkeys(("q_desc", "do_desc"), ragged(config.block_q)),
         **dict.fromkeys(("k_desc", "v_desc"), ragged(config.block_kv)),
-        "dq_desc": f"tensordesc<fp32[{config.block_q * dim // 2 // config.dq_slices // 32}, 32]>",
+        "dq_desc": f"tensordesc<fp32[{config.block_q * dim // 2 // config.dq_slices // LINE}, {LINE}]>",
         **dict.fromkeys(("dk_desc", "dv_desc"), ragged(config.block_kv // 2)),
         **dict.fromkeys(("dk", "dv"), f"*{kind}"),
         **dict.fromkeys(("stat_lse", "stat_delta"), "*fp32"),

@@ -13,6 +13,8 @@ from profiling.recording import Recording
 from profiling.text import percent
 from profiling.waits import PREFIX, role_time
 
+RESIDENT_ROWS = 256
+"""Rows of a shared Q that one launch of the backward with dQ in registers takes."""
 HALVES = ("bfloat16", "float16")
 LITTLE = 0.05
 """Of a role's life: what waits less in all is bound by what it computes."""
@@ -91,15 +93,27 @@ def products_share(recording: Recording) -> float:
     """Share of the plain launch that its useful products take at the rate of the card's tensor cores, in [0, 1].
 
     flop / (operations a cycle and SM · SMs · SM clock · time): the workload's own operations, the clock of the
-    recording's fit, and its makespan less what recording cost. NaN where one of them is not known, or for float32.
+    recording's fit, and its makespan less what recording cost. NaN where one of them is not known, for float32, and
+    for one of several passes.
     """
-    capability = ".".join(map(str, recording.get("gpu.capability") or ()))
-    rate = BF16_OPERATIONS.get(capability, math.nan) if recording.get("workload.dtype") in HALVES else math.nan
-    cost = recording.number("durations.plain_ns") / recording.number("durations.recorded_ns")
-    events = recording.events
-    spans = [rows["end_ns"].max() - rows["start_ns"].min() for _, rows in events.groupby("launch")]
-    cycles = recording.number("clock.rate_ghz") * float(median(spans)) * cost
-    return recording.number("workload.flop") / (rate * recording.sm_count * cycles)
+    capability = recording.get("gpu.capability")
+    known = isinstance(capability, list) and recording.get("workload.dtype") in HALVES
+    rate = BF16_OPERATIONS.get(".".join(map(str, capability)), math.nan) if known else math.nan
+    spans = [rows["end_ns"].max() - rows["start_ns"].min() for _, rows in recording.events.groupby("launch")]
+    plain, recorded, clock, sms, flop = map(
+        recording.number,
+        ("durations.plain_ns", "durations.recorded_ns", "clock.rate_ghz", "gpu.sm_count", "workload.flop"),
+    )
+    if not all(value > 0 for value in (*spans, plain, recorded, clock, sms)) or _is_one_pass_of_several(recording):
+        return math.nan
+    return flop / (rate * sms * clock * float(median(spans)) * plain / recorded)
+
+
+def _is_one_pass_of_several(recording: Recording) -> bool:
+    """Whether this is the first launch of a backward that takes a pass for each 256 rows of a shared Q."""
+    lengths = recording.get("workload.q_lens")
+    longest = max(lengths, default=0) if isinstance(lengths, list) else 0
+    return recording.get("kernel.name") == "jfa_backward_resident" and longest > RESIDENT_ROWS
 
 
 def _who(recording: Recording, roles: tuple[str, ...], barrier: str) -> tuple[str, str]:

@@ -72,8 +72,9 @@ def ledger(
         events = int(recorder.read().offered.sum()) if level != "off" else 0
         rows.append(_row(level, times[level], times["off"], events, lanes) | resources)
     if proton:
-        # As many scopes as the recorder has waits; its spans of tiles are few beside them.
-        events = rows[-1]["events"] if "wait" in recorders else 0
+        # As many scopes as the recorder has waits.
+        noted = {row["level"]: row["events"] for row in rows}
+        events = noted["wait"] - noted["tile"]
         row = _row(PROTON, times[PROTON], times["off"], events, lanes)
         rows.append(row | resources_of_run(runs[PROTON]()))
     table = pd.DataFrame(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ if not choice.has_tlx():
 from jfa.impl.hopper import backward as shared  # noqa: E402
 from jfa.impl.hopper import resident  # noqa: E402
 
+HANGS_AFTER_S = 300
 KV_RESTS = (0, 1, 63, 64, 65, 0, 127, 128, 129, 700, 0)
 # One CTA, a pair, a pair in two passes; rows that fill no block; heads and batches that end within a CTA's share.
 SHARED_Q = {
@@ -129,6 +131,8 @@ class TestOnTheGpu:
 
     def test_no_batch_hangs(self):
         """200 batches of extreme skew, each under a schedule of its own; Triton's kernel says what is right."""
+        # A kernel that hangs cannot be interrupted from Python.
+        faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
         random = np.random.default_rng(7)
         kinds = [0, 1, 63, 64, 65, 128, 129, 700, 3000]
         odds = [0.3, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05, 0.07, 0.03]
@@ -147,6 +151,7 @@ class TestOnTheGpu:
             for name in ("dq", "dk", "dv"):
                 one, other = getattr(found, name).float(), getattr(right, name).float()
                 assert (one - other).norm() <= 2e-2 * other.norm() + 1e-6, (index, name, case, schedule)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def test_what_keeps_dq_in_registers():

@@ -129,7 +129,7 @@ def test_protons_scopes_stand_beside_the_levels_on_the_gpu(direction):
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("roles that wait are sm_90's")
     table = overhead(workloads.get("tiny"), direction=direction, rounds=3, proton=True).set_index("level")
-    assert table.loc[PROTON, "events"] == table.loc["wait", "events"] > 0
+    assert table.loc[PROTON, "events"] == table.loc["wait", "events"] - table.loc["tile", "events"] > 0
     assert table.loc[PROTON, "median_ns"] > 0
     assert table.loc[PROTON, "shared_bytes"] > table.loc["off", "shared_bytes"], "its ring is not there"
 

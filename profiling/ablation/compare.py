@@ -89,7 +89,7 @@ def _fixed(document: Mapping[str, Any]) -> dict[str, Any]:
     """The full configuration's own values, by name; empty of an older document, which does not say."""
     setting = document.get("setting") or {}
     others = {name: setting[name] for name in ("schedule", "split", "dq") if name in setting}
-    return {**setting.get("config", {}), **others}
+    return {**(setting.get("config") or {}), **others}
 
 
 def _values(document: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:

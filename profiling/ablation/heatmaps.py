@@ -98,7 +98,7 @@ def _why_none(document: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]
             "no heatmaps: no GPU was here, and schedules are replayed where impl triton and a workload with recordings "
             "in the package meet"
         )
-    if "--no-why" in document["environment"].get("command", "").split():
+    if "--no-why" in str(document["environment"].get("command") or "").split():
         return (
             "no heatmaps: nothing was recorded, for --no-why was given; ablate again without it (with "
             "--resume where the run is still in its folder)"

@@ -22,6 +22,8 @@ from profiling.text import percent, significant
 from profiling.word_table import Table, escaped, markdown
 
 PAGE, MARKDOWN = "index.html", "report.md"
+NUMBER_PARTS = {"value", "unit", "source"}
+"""Of a counter in a document; one of others is left out."""
 DRIFTED = 0.02
 """Change of the full configuration's time over a run from which it is said: then the card was not in one state."""
 
@@ -156,9 +158,10 @@ def _counters(document: Mapping[str, Any]) -> Table | None:
     cells = []
     for row in rows.values():
         said = row["ncu"]
-        numbers = {fact: Number(**value, grade=GRADE) for fact, value in said.get("numbers", {}).items()}
+        told = said.get("numbers") or {}
+        numbers = {fact: Number(**value, grade=GRADE) for fact, value in told.items() if set(value) == NUMBER_PARTS}
         several = f" ({said['launches']} launches, one's numbers)" if said.get("launches", 1) > 1 else ""
-        verdict = f"not measured: {said['failed']}" if "failed" in said else said["verdict"] + several
+        verdict = f"not measured: {said['failed']}" if "failed" in said else said.get("verdict", "–") + several
         cells.append((row["name"], *(show(numbers.get(fact)) for fact, _ in COUNTERS), verdict))
     title = "What Nsight Compute measured of one launch of each"
     headings = ("configuration", *(heading for _, heading in COUNTERS), "verdict")

@@ -296,7 +296,7 @@ def _run(
         if on_line is not None:
             on_line(line)
 
-    with _process_group(words) as process:
+    with process_group(words) as process:
         listeners = {
             process.stdout: Listener(hear, on_output or (lambda data: _forward(sys.stdout, data))),
             process.stderr: Listener(hear, on_output or (lambda data: _forward(sys.stderr, data))),
@@ -335,7 +335,7 @@ def _listen(process: subprocess.Popen[bytes], listeners: dict[Any, Listener], ti
 
 
 @contextmanager
-def _process_group(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+def process_group(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """ncu and what it starts, in a process group of their own that ends when the block is left by an exception.
 
     Ctrl-C so reaches this process alone. No input: a group in the background that reads a terminal is stopped.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from dataclasses import replace
@@ -10,38 +9,51 @@ from pathlib import Path
 
 from profiling.errors import UserError
 from profiling.ncu import container
+from profiling.ncu.collection import process_group
 from profiling.ncu.pages import read_pages
 from profiling.ncu.report import Report
+from profiling.text import plain
 
 TIMEOUT_S = 120.0
-NOTE = "read through ncu --import, as the package ncu-report is not installed: values are as exact as ncu prints them"
+NOTE = (
+    "read through ncu --import, as the package ncu-report is not installed: values are as exact as ncu prints them, "
+    "and NVIDIA's own rules are not among them"
+)
 
 
 def read_exported(path: Path, ncu: str, *, timeout_s: float = TIMEOUT_S) -> Report:
     """One .ncu-rep file, by the raw page that ``ncu`` prints of it; `Report.notes` says so.
 
     Raises:
-        UserError: the file is no report, cut short or damaged; ncu fails on it, such as an older one, or
-            takes more than ``timeout_s`` seconds.
+        UserError: the file is no report, cut short or damaged; ncu fails on it, such as an older one, or takes more
+            than ``timeout_s`` seconds.
     """
     outside = container.inspect(path.read_bytes(), str(path))
-    words = [ncu, "--import", str(path.resolve()), "--csv", "--page", "raw"]
-    try:
-        done = subprocess.run(words, capture_output=True, timeout=timeout_s, env={**os.environ, "LC_ALL": "C"})
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{path}: ncu --import did not come back within {timeout_s:g} s; the file is damaged") from None
-    except OSError as error:
-        raise UserError(f"{path}: {ncu} cannot be run ({error.strerror or error}); pip install ncu-report") from None
-    if done.returncode:
-        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines() or ["no message"]
-        raise UserError(
-            f"{path}: ncu --import failed ({said[-1].strip()}); pip install ncu-report reads it without ncu"
-        )
+    printed = _raw_page(path, ncu, timeout_s)
     with tempfile.TemporaryDirectory(prefix="ncu-page-") as folder:
         page = Path(folder) / f"{path.stem}.csv"
-        page.write_bytes(done.stdout)
+        page.write_bytes(printed)
         try:
             found = read_pages(page, decimal="point")
         except UserError as error:
             raise UserError(f"{path}: what ncu --import prints of it: {str(error).removeprefix(f'{page}: ')}") from None
-    return replace(found, path=str(path), writer=outside.writer, command=outside.command, notes=(NOTE, *found.notes))
+    notes = [NOTE, *(note for note in found.notes if not note.endswith("as asked"))]  # nobody asked: LC_ALL says it
+    if len(found.launches) != outside.results:
+        notes.append(f"the file holds {outside.results} results and ncu printed {len(found.launches)}")
+    return replace(found, path=str(path), writer=outside.writer, command=outside.command, notes=tuple(notes))
+
+
+def _raw_page(path: Path, ncu: str, timeout_s: float) -> bytes:
+    words = ["env", "LC_ALL=C", ncu, "--import", str(path.resolve()), "--csv", "--page", "raw"]
+    try:
+        with process_group(words) as process:
+            printed, complained = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{path}: ncu --import did not come back within {timeout_s:g} s; the file is damaged, or very large"
+        ) from None
+    if process.returncode:
+        said = (printed + complained).decode(errors="replace").strip().splitlines() or ["no message"]
+        last = plain(said[-1], 300)
+        raise UserError(f"{path}: ncu --import failed ({last}); pip install ncu-report reads it without ncu")
+    return printed

@@ -93,6 +93,7 @@ def test_cut_sequences_are_merged_whatever_their_parts_hold(stage):
     assert not torch.allclose(found[0], right[0], rtol=0.02, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", real.SWITCHES, ids=str)
 @pytest.mark.parametrize("stage", left_out.STAGES["jfa_forward_hopper"])
 def test_every_switch_of_the_forward(stage, changes):
@@ -100,6 +101,7 @@ def test_every_switch_of_the_forward(stage, changes):
     assert not torch.equal(found[0], right[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"prefetch": False}, {"stages": 1}, {"stages": 2, "dq_buffers": 2}], ids=str)
 @pytest.mark.parametrize("stage", left_out.STAGES["jfa_backward_hopper"])
 def test_every_switch_of_the_backward(stage, changes):

@@ -89,8 +89,9 @@ def check_items(items: schedule.Items, truth: list[tuple[int, int, int]], by_cos
     assert work == sum(met > 0 for met in costs)
 
 
-@pytest.mark.parametrize("most_ranked", [tables._MOST_RANKED, 0])
-@pytest.mark.parametrize("most_recounted", [tables._MOST_RECOUNTED, 0])
+@pytest.mark.parametrize(
+    ("most_ranked", "most_recounted"), [(tables._MOST_RANKED, 0), (0, tables._MOST_RECOUNTED)], ids=["ranked", "sorted"]
+)
 @pytest.mark.parametrize("uniform", [False, True])
 def test_many_sequences_span_several_programs(
     device: str, most_ranked: int, most_recounted: int, uniform: bool, monkeypatch: pytest.MonkeyPatch

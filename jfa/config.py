@@ -80,6 +80,10 @@ class HopperBackwardConfig:
     ptx_options: str = "--regAllocOptLevel=5"
 
 
+RESIDENT_ROWS = 128
+"""Rows of a shared Q that a CTA of the backward with dQ in registers keeps; a launch takes those of a cluster."""
+
+
 @dataclass(frozen=True)
 class HopperResidentConfig:
     """The backward of a shared Q on sm_90 that keeps dQ in registers: tiles of ``block_kv`` keys.

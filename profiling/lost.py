@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
+from jfa.config import RESIDENT_ROWS
 from profiling.errors import RecordingError
 from profiling.gpus import BF16_OPERATIONS
 from profiling.late import late
@@ -13,8 +14,6 @@ from profiling.recording import Recording
 from profiling.text import percent
 from profiling.waits import PREFIX, role_time
 
-RESIDENT_ROWS = 256
-"""Rows of a shared Q that one launch of the backward with dQ in registers takes."""
 HALVES = ("bfloat16", "float16")
 LITTLE = 0.05
 """Of a role's life: what waits less in all is bound by what it computes."""
@@ -110,10 +109,11 @@ def products_share(recording: Recording) -> float:
 
 
 def _is_one_pass_of_several(recording: Recording) -> bool:
-    """Whether this is the first launch of a backward that takes a pass for each 256 rows of a shared Q."""
+    """Whether this is the first launch of a backward whose shared Q has more rows than a cluster keeps."""
     lengths = recording.get("workload.q_lens")
     longest = max(lengths, default=0) if isinstance(lengths, list) else 0
-    return recording.get("kernel.name") == "jfa_backward_resident" and longest > RESIDENT_ROWS
+    kept = RESIDENT_ROWS * recording.number("kernel.cluster")
+    return recording.get("kernel.name") == "jfa_backward_resident" and not longest <= kept
 
 
 def _who(recording: Recording, roles: tuple[str, ...], barrier: str) -> tuple[str, str]:

@@ -89,16 +89,13 @@ def check_items(items: schedule.Items, truth: list[tuple[int, int, int]], by_cos
     assert work == sum(met > 0 for met in costs)
 
 
-@pytest.mark.parametrize(
-    ("most_ranked", "most_recounted"), [(tables._MOST_RANKED, 0), (0, tables._MOST_RECOUNTED)], ids=["ranked", "sorted"]
-)
+@pytest.mark.parametrize("most_ranked", [tables._MOST_RANKED, 0])
 @pytest.mark.parametrize("uniform", [False, True])
 def test_many_sequences_span_several_programs(
-    device: str, most_ranked: int, most_recounted: int, uniform: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, most_ranked: int, uniform: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranked and, where there are too many items for that, sorted; counted by each program, and in a launch before."""
+    """Ranked and, where there are too many items for that, sorted."""
     monkeypatch.setattr(tables, "_MOST_RANKED", most_ranked)
-    monkeypatch.setattr(tables, "_MOST_RECOUNTED", most_recounted)
     rows = np.random.default_rng(0).integers(0, 130, 1500).tolist()
     column_side = side(rows, device)
     same = [100] * len(rows)
@@ -108,14 +105,12 @@ def test_many_sequences_span_several_programs(
 
 
 @pytest.mark.parametrize("most_ranked", [tables._MOST_RANKED, 0])
-@pytest.mark.parametrize("most_recounted", [tables._MOST_RECOUNTED, 0])
 @pytest.mark.parametrize("by_cost", [False, True])
 def test_an_understated_length_leaves_items_out_but_counts_none_that_are_not_there(
-    device: str, by_cost: bool, most_recounted: int, most_ranked: int, monkeypatch: pytest.MonkeyPatch
+    device: str, by_cost: bool, most_ranked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels trust the counts: more than the table holds, and they would read and write anywhere."""
     monkeypatch.setattr(tables, "_MOST_RANKED", most_ranked)
-    monkeypatch.setattr(tables, "_MOST_RECOUNTED", most_recounted)
     lens = [100, 0, 300, 1]
     sequences = replace(side(lens, device), longest=60)
     items = tables.build_items(sequences, sequences, len(lens), 64, before=-1, after=-1, by_cost=by_cost)

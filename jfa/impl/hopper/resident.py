@@ -20,7 +20,7 @@ import triton.language.extra.tlx as tlx
 from torch import Tensor
 
 from jfa import instrument, lanes, toolchain
-from jfa.config import HopperResidentConfig
+from jfa.config import RESIDENT_ROWS, HopperResidentConfig
 from jfa.impl.hopper import backward as shared
 from jfa.impl.hopper import left_out
 from jfa.impl.hopper import primitives as hopper
@@ -30,7 +30,7 @@ from jfa.validation import Problem
 
 ROLES = ("load", "mma0", "mma1", "mma2")
 """The warpgroups of a CTA, in the order of their lanes in a recording."""
-ROWS, WIDTH = 128, 64
+ROWS, WIDTH = RESIDENT_ROWS, 64
 """Query rows of a CTA, and columns of an accumulator of dQ: what shared memory keeps side by side (128 bytes of K)."""
 MOST_ROWS = 512
 """Rows of Q up to which dQ stays in registers: on an H200 a prototype made 520 TFLOP/s of 512 rows in two passes, the

@@ -1,8 +1,9 @@
 """Build tile tables on the device: nothing about them is read back, and a launch needs only an upper bound.
 
-At most three small launches: the running sum of every sequence's blocks (where there are many), the columns that each
+At most three small launches: the running sum of every sequence's blocks (where lengths differ), the columns that each
 block meets, and the (batch, block) pairs, each put where its cost ranks. Host time matters as much as GPU time here:
-a table is built in every call that was not planned.
+a table is built in every call that was not planned. Sums made by every program instead of by a launch of their own
+changed no time of `bench` on an H200.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from jfa.schedule import PART_SHIFT, Items, Lengths
 _CHUNK = 1024
 _PART_SHIFT = tl.constexpr(PART_SHIFT)
 _ROWS = 256
-_MOST_RECOUNTED = 4096
-"""Sequences up to this many are counted by every program of the launch that needs it; more in a launch before."""
 # Measured on an H200, µs for the tables of hsp-loguniform and hsp-half-empty: this 8.6, 9.5; 16 x 256 12.6, 11.9.
 _RANKED_ROWS, _RANKED_OTHERS = 8, 512
 _MOST_RANKED = 8192
@@ -40,56 +39,6 @@ def _blocks(row_offsets, row_uniform, batch, ROWS_UNIFORM: tl.constexpr, BLOCK: 
     return (_lengths(row_offsets, batch, row_uniform, ROWS_UNIFORM) + BLOCK - 1) // BLOCK
 
 
-@triton.jit
-def _counted(
-    row_offsets,
-    row_uniform,
-    column_offsets,
-    column_uniform,
-    ends,
-    counts,
-    bound,
-    batch_count,
-    split,
-    ROWS_UNIFORM: tl.constexpr,
-    COLUMNS_UNIFORM: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Items in all, no more than the table holds; counts = (those, twice; a counter at zero).
-
-    With ``CHUNK`` it stores ends[b], the items of sequences 0 … b, in chunks of so many sequences: every program does,
-    all the same ones, each for itself, as that takes less time than a launch. A sequence has an item a block of rows,
-    with ``SPLIT`` a block of rows and part of ``split`` columns.
-
-    ``bound`` is how many items the table holds: where it is less (the longest length was understated), the rest is
-    left out, so that no kernel reads behind the table.
-    """
-    if ROWS_UNIFORM and not SPLIT:
-        return bound
-    elif CHUNK == 0:
-        return tl.load(counts + 1)
-    else:
-        total = tl.full((), 0, tl.int32)
-        for start in range(0, batch_count, CHUNK):
-            at = start + tl.arange(0, CHUNK)
-            valid = at < batch_count
-            batch = tl.minimum(at, batch_count - 1)
-            items = _blocks(row_offsets, row_uniform, batch, ROWS_UNIFORM, BLOCK)
-            if SPLIT:
-                columns = _lengths(column_offsets, batch, column_uniform, COLUMNS_UNIFORM)
-                items *= tl.maximum((columns + split - 1) // split, 1)
-            items = tl.where(valid, items, 0)
-            tl.store(ends + at, total + tl.cumsum(items, 0), mask=valid)
-            total += tl.sum(items, 0)
-        total = tl.minimum(total, bound)
-        if tl.program_id(0) == 0:
-            _store_counts(counts, total, total)
-        tl.debug_barrier()
-        return total
-
-
 @triton.jit(do_not_specialize=_SIZES)
 def _block_ends(
     row_offsets,
@@ -107,11 +56,27 @@ def _block_ends(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The ends and the counts of many sequences, once."""
-    _counted(
-        row_offsets, row_uniform, column_offsets, column_uniform, ends, counts, bound, batch_count, split, ROWS_UNIFORM,
-        COLUMNS_UNIFORM, SPLIT, BLOCK, CHUNK,
-    )  # fmt: skip
+    """ends[b] = items of sequences 0 … b; counts = (items in all, twice; a counter at zero).
+
+    A sequence has an item a block of rows, with ``SPLIT`` a block of rows and part of ``split`` columns.
+
+    ``bound`` is how many items the table holds: where it is less (the longest length was understated), the rest is
+    left out, so that no kernel reads behind the table.
+    """
+    total = tl.full((), 0, tl.int32)
+    for start in range(0, batch_count, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        valid = at < batch_count
+        batch = tl.minimum(at, batch_count - 1)
+        items = _blocks(row_offsets, row_uniform, batch, ROWS_UNIFORM, BLOCK)
+        if SPLIT:
+            columns = _lengths(column_offsets, batch, column_uniform, COLUMNS_UNIFORM)
+            items *= tl.maximum((columns + split - 1) // split, 1)
+        items = tl.where(valid, items, 0)
+        tl.store(ends + at, total + tl.cumsum(items, 0), mask=valid)
+        total += tl.sum(items, 0)
+    total = tl.minimum(total, bound)
+    _store_counts(counts, total, total)
 
 
 @triton.jit
@@ -182,14 +147,9 @@ def _costs(
     HAS_BEFORE: tl.constexpr,
     HAS_AFTER: tl.constexpr,
     BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """costs[rank] = columns that at least one row of the block sees; −1 where there is no such item."""
-    total = _counted(
-        row_offsets, row_uniform, column_offsets, column_uniform, ends, counts, bound, batch_count, split, ROWS_UNIFORM,
-        COLUMNS_UNIFORM, SPLIT, BLOCK, CHUNK,
-    )  # fmt: skip
     rank = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = rank < bound
     batch, block, part = _locate(
@@ -209,6 +169,9 @@ def _costs(
     if SPLIT:
         low = part * split
         high = tl.minimum(columns, low + split)
+    total = bound
+    if SPLIT or not ROWS_UNIFORM:
+        total = tl.load(counts + 1)
     tl.store(costs + rank, tl.where(rank < total, tl.maximum(high - low, 0), -1), mask=valid)
 
 
@@ -224,14 +187,9 @@ def _pairs(
     uniform_blocks,
     row_offsets,
     row_uniform,
-    column_offsets,
-    column_uniform,
-    split,
     ROWS_UNIFORM: tl.constexpr,
-    COLUMNS_UNIFORM: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Write (batch, block and part) of item i of ``order`` (without one, the natural order) to i; and the counts."""
@@ -243,14 +201,9 @@ def _pairs(
         works = tl.load(costs + at, mask=valid, other=0) > 0
         next_works = tl.load(costs + at + 1, mask=at + 1 < bound, other=0) > 0
         tl.store(counts + at * 0, at + 1, mask=works & (next_works == 0))
-    else:
-        _counted(
-            row_offsets, row_uniform, column_offsets, column_uniform, ends, counts, bound, batch_count, split,
-            ROWS_UNIFORM, COLUMNS_UNIFORM, SPLIT, BLOCK, CHUNK,
-        )  # fmt: skip
-        if ROWS_UNIFORM and not SPLIT:
-            if tl.program_id(0) == 0:
-                _store_counts(counts, bound, bound)
+    elif ROWS_UNIFORM and not SPLIT:
+        if tl.program_id(0) == 0:
+            _store_counts(counts, bound, bound)
     batch, block, part = _locate(
         rank, ends, batch_count, uniform_blocks, row_offsets, row_uniform, ROWS_UNIFORM, SPLIT, BLOCK
     )
@@ -339,11 +292,8 @@ def build_items(
     ends = counts
     counted = bool(split) or not uniform
     shape = {"ROWS_UNIFORM": uniform, "SPLIT": split > 0, "BLOCK": block}
-    both = {"COLUMNS_UNIFORM": columns.offsets is None, **shape}
-    chunk = _CHUNK if batch <= _MOST_RECOUNTED else 0
     if counted:
         ends = torch.empty(batch, dtype=torch.int32, device=device)
-    if counted and not chunk:
         _block_ends[(1,)](
             rows.offsets,
             rows.uniform,
@@ -354,8 +304,9 @@ def build_items(
             bound,
             batch,
             split,
+            COLUMNS_UNIFORM=columns.offsets is None,
             CHUNK=_CHUNK,
-            **both,
+            **shape,
         )
     grid = (triton.cdiv(bound, _ROWS),)
     order = costs = None
@@ -375,11 +326,11 @@ def build_items(
             before,
             after,
             split,
+            COLUMNS_UNIFORM=columns.offsets is None,
             HAS_BEFORE=before >= 0,
             HAS_AFTER=after >= 0,
-            CHUNK=chunk,
             ROWS=_ROWS,
-            **both,
+            **shape,
         )
         if not ranked:
             costs, order = costs.sort(descending=True, stable=True)
@@ -415,11 +366,7 @@ def build_items(
             uniform_blocks,
             rows.offsets,
             rows.uniform,
-            columns.offsets,
-            columns.uniform,
-            split,
-            CHUNK=chunk,
             ROWS=_ROWS,
-            **both,
+            **shape,
         )
     return Items(pairs, counts, split)

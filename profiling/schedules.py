@@ -8,7 +8,7 @@ neighbours that it had, so that a prediction stands beside its error wherever a 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -91,19 +91,14 @@ def replay(
     if fetch_ns is not None and not fetch_ns >= 0:
         raise UserError(f"fetch_ns: expected 0 or more, got {fetch_ns}")
     fetch = _fetch_price(tiles, schedule) if fetch_ns is None else fetch_ns
-    is_sorted = schedule.startswith("balanced")
     cost, columns = _units(tiles, _cost_under(tiles, schedule), cluster)
     least, _ = _units(tiles, np.minimum(tiles.cost, _empty_at(tiles, CLEARED_NS)), cluster)
     bound = max(float(least.sum()) / workers, float(least.max(initial=0.0)))
-    cleared = 0.0
-    if is_sorted:
-        order = np.argsort(-columns, kind="stable")
-        work = columns[order] > 0
-        cleared = float(cost[order][~work].sum())
-        cost = cost[order][work]
-    busy = _on_demand(cost, workers, fetch) if schedule in ON_DEMAND else _dealt(cost, workers, fetch, is_sorted)
+    dealt = _deal(cost, columns, schedule, workers, fetch)
+    busy = np.zeros(workers)
+    np.maximum.at(busy, dealt.worker, dealt.end_ns)
     # All workers clear rows alike, behind the tiles.
-    makespan = float(busy.max(initial=0.0)) + cleared / workers + tiles.ramp_ns
+    makespan = float(busy.max(initial=0.0)) + dealt.cleared_ns + tiles.ramp_ns
     optimum = makespan / (4 / 3 - 1 / (3 * workers)) if schedule == "balanced-dynamic" else float("nan")
     return Replay(schedule, workers * cluster, makespan, bound, optimum, busy)
 
@@ -135,34 +130,37 @@ def timeline(tiles: Tiles, schedule: str) -> Timeline:
     """
     if schedule not in SCHEDULES:
         raise UserError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
-    fetch, workers = _fetch_price(tiles, schedule), tiles.sms
+    dealt = _deal(_cost_under(tiles, schedule), tiles.columns, schedule, tiles.sms, _fetch_price(tiles, schedule))
+    return replace(dealt, start_ns=dealt.start_ns + tiles.ramp_ns, end_ns=dealt.end_ns + tiles.ramp_ns)
+
+
+def _deal(cost: np.ndarray, columns: np.ndarray, schedule: str, workers: int, fetch_ns: float) -> Timeline:
+    """Who runs what when, from the first fetch on; tiles cost ``cost``, ns, and are sorted by ``columns``."""
     is_sorted = schedule.startswith("balanced")
-    cost = _cost_under(tiles, schedule)
     tile, cleared = np.arange(len(cost)), 0.0
     if is_sorted:
-        order = np.argsort(-tiles.columns, kind="stable")
-        work = tiles.columns[order] > 0
+        order = np.argsort(-columns, kind="stable")
+        work = columns[order] > 0
         tile, cleared = order[work], float(cost[order[~work]].sum())
     if schedule in ON_DEMAND:
-        worker, end = _first_free(cost[tile], workers, fetch)
+        worker, end = _first_free(cost[tile], workers, fetch_ns)
     else:
         worker, end = owners(len(tile), workers, is_sorted), np.empty(len(tile))
         for one in range(workers):
             own = worker == one
-            end[own] = np.cumsum(cost[tile[own]] + fetch)
-    end += tiles.ramp_ns
+            end[own] = np.cumsum(cost[tile[own]] + fetch_ns)
     return Timeline(tile, worker, end - cost[tile], end, workers, cleared / workers)
 
 
 def _first_free(cost: np.ndarray, workers: int, fetch_ns: float) -> tuple[np.ndarray, np.ndarray]:
     """(worker, end) of each tile where it goes to whoever is free first."""
     free = [(0.0, worker) for worker in range(workers)]
-    worker, end = np.empty(len(cost), dtype=np.int64), np.empty(len(cost))
+    owner, ends = [0] * len(cost), [0.0] * len(cost)
     for tile, took in enumerate((cost + fetch_ns).tolist()):
-        since, worker[tile] = free[0]
-        end[tile] = since + took
-        heapq.heapreplace(free, (since + took, int(worker[tile])))
-    return worker, end
+        since, owner[tile] = free[0]
+        ends[tile] = since + took
+        heapq.heapreplace(free, (ends[tile], owner[tile]))
+    return np.asarray(owner, dtype=np.int64), np.asarray(ends, dtype=np.float64)
 
 
 def _cost_under(tiles: Tiles, schedule: str) -> np.ndarray:
@@ -197,20 +195,7 @@ def _units(tiles: Tiles, cost: np.ndarray, cluster: int) -> tuple[np.ndarray, np
     return longer, np.where(paired, np.maximum(tiles.columns[even], tiles.columns[other]), tiles.columns[even])
 
 
-def _dealt(cost: np.ndarray, workers: int, fetch_ns: float, zigzag: bool) -> np.ndarray:
-    """Each worker's time where tile i goes to worker i mod G, with ``zigzag`` every other round backwards."""
-    return np.bincount(owners(len(cost), workers, zigzag), cost + fetch_ns, minlength=workers)
-
-
 def owners(count: int, workers: int, zigzag: bool) -> np.ndarray:
     """int64 [count]: the worker of each tile of a fixed deal, in the order in which they are dealt."""
     turn, place = np.divmod(np.arange(count), workers)
     return np.where(zigzag & (turn % 2 == 1), workers - 1 - place, place)
-
-
-def _on_demand(cost: np.ndarray, workers: int, fetch_ns: float) -> np.ndarray:
-    """Each worker's time where a tile goes to whoever is free first."""
-    ends = [0.0] * workers
-    for took in (cost + fetch_ns).tolist():
-        heapq.heapreplace(ends, ends[0] + took)
-    return np.asarray(ends)

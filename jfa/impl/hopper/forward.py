@@ -198,7 +198,7 @@ def jfa_forward_hopper(
     HALF: tl.constexpr = BLOCK_Q // 2
     MASKED: tl.constexpr = HAS_BEFORE or HAS_AFTER
     ELEMENT: tl.constexpr = tlx.size_of(tlx.dtype_of(k_desc))
-    # Sums stay numbers: products of infinities take less power, and a GPU that has power left clocks higher.
+    # Sums stay numbers: products of infinities might take less power, and a GPU at its limit clock higher.
     UNSEEN: tl.constexpr = 0.0 if LEAVE_OUT == _EXP else float("-inf")
     dtype = tlx.dtype_of(k_desc)
 

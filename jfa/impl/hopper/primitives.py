@@ -56,7 +56,7 @@ def happens(batch_count, WANTED: tl.constexpr):
 def hot_row(own, total, BLOCK: tl.constexpr):
     """First of the at most BLOCK rows, of ``total``, that CTA ``own`` loads time and again where loads are left out.
 
-    Each CTA has its own, as far as there are rows: all would wait for the same few slices of the L2 cache.
+    Each CTA has its own, as far as there are rows: else all might wait for the same few slices of the L2 cache.
     """
     return own % _HOT_BLOCKS * BLOCK % tl.maximum(total - BLOCK + 1, 1)
 

@@ -7,8 +7,7 @@ Any Triton kernel can carry it::
 
     @triton.jit
     def kernel(..., recorder, capacity, LEVEL: tl.constexpr):
-        lane = instrument.open_lane(recorder, tl.program_id(0), capacity, LEVEL)
-        count = 0
+        lane, count = instrument.open_lane(recorder, tl.program_id(0), capacity, LEVEL)
         ...
         instrument.begin_span(lane, count, capacity, 1, -1, LEVEL, 2)
         ...  # the work of tile t
@@ -42,16 +41,67 @@ _HEADER_WORDS = tl.constexpr(lanes.HEADER_WORDS)
 _EVENT_WORDS = tl.constexpr(lanes.EVENT_WORDS)
 
 
-@triton.jit
-def read_clock():
-    """%clock64: cycles of this SM, int64."""
-    return tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+_SILENT = tl.constexpr(1 << 30)
+"""Where threads that write nothing start to count: above any capacity, so that one comparison finds room and leader."""
+
+
+def _where_room(instruction: str, first: int = 1) -> tl.constexpr:
+    """PTX of an instruction done where operand ``first``, a count, is below the next one; $0 is 0 elsewhere."""
+    return tl.constexpr(
+        f"""{{
+        .reg .pred room;
+        setp.lt.s32 room, ${first}, ${first + 1};
+        mov.b{64 if "u64" in instruction else 32} $0, 0;
+        @room {instruction}
+        }}"""
+    )
+
+
+# Read under a condition that threads differ in: else ptxas takes the clock through the uniform registers, which is slow.
+_CLOCK, _LOW_CLOCK = _where_room("mov.u64 $0, %clock64;"), _where_room("mov.u32 $0, %clock;")
+_TIMER = _where_room("mov.u64 $0, %globaltimer;")
+_WORD, _PAIR = _where_room("st.global.b64 [$3], $4;"), _where_room("st.global.v2.b64 [$3], {$4, $5};")
+
+
+def _start_of_count(mask: int) -> tl.constexpr:
+    return tl.constexpr(
+        f"""{{
+        .reg .pred leader;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        and.b32 thread, thread, {mask};
+        setp.eq.u32 leader, thread, 0;
+        selp.b32 $0, 0, {_SILENT.value}, leader;
+        }}"""
+    )
+
+
+_START_IN_CTA, _START_IN_ROLE = _start_of_count(0xFFFF), _start_of_count(127)
 
 
 @triton.jit
-def read_timer():
-    """%globaltimer: ns on one axis for all SMs, int64; its step is 32 ns on an H200 and 1 µs before GH100."""
-    return tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+def start_count(ROLES: tl.constexpr):
+    """Events so far, int32: 0 in the thread that writes, the CTA's first or with ``ROLES`` this warpgroup's."""
+    start: tl.constexpr = _START_IN_ROLE if ROLES else _START_IN_CTA
+    return tl.inline_asm_elementwise(start, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def read_clock(count, limit):
+    """%clock64 where count < limit: cycles of this SM, int64."""
+    return tl.inline_asm_elementwise(_CLOCK, "=l,r,r", [count, limit], dtype=tl.int64, is_pure=False, pack=1)
+
+
+@triton.jit
+def read_low_clock(count, limit):
+    """The lower half of %clock64 where count < limit, int32."""
+    return tl.inline_asm_elementwise(_LOW_CLOCK, "=r,r,r", [count, limit], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def read_timer(count, limit):
+    """%globaltimer where count < limit, ns, int64: one axis for all SMs; steps of 32 ns on an H200, 1 µs before GH100."""
+    return tl.inline_asm_elementwise(_TIMER, "=l,r,r", [count, limit], dtype=tl.int64, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -60,93 +110,66 @@ def read_sm():
     return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
-def _by_leader(store: str, threads: str) -> tl.constexpr:
-    """PTX of a store that one thread does: the one of which ``threads`` leaves 0 in the register of that name."""
-    return tl.constexpr(
-        f"""{{
-        .reg .pred leader;
-        .reg .u32 thread;
-        mov.u32 thread, %tid.x;
-        {threads}
-        setp.eq.u32 leader, thread, 0;
-        @leader {store}
-        mov.u32 $0, 0;
-        }}"""
-    )
-
-
-_WORD, _PAIR = "st.global.b64 [$1], $2;", "st.global.v2.b64 [$1], {$2, $3};"
-_OF_WARPGROUP = "and.b32 thread, thread, 127;"
-_STORE_WORD, _STORE_WORD_OF_ROLE = _by_leader(_WORD, ""), _by_leader(_WORD, _OF_WARPGROUP)
-_STORE_PAIR, _STORE_PAIR_OF_ROLE = _by_leader(_PAIR, ""), _by_leader(_PAIR, _OF_WARPGROUP)
-
-
 @triton.jit
-def store_word(address, word, ROLES: tl.constexpr):
-    """One int64 to an 8-byte aligned address, by one thread: the CTA's first, with ``ROLES`` this warpgroup's."""
-    store: tl.constexpr = _STORE_WORD_OF_ROLE if ROLES else _STORE_WORD
-    tl.inline_asm_elementwise(store, "=r,l,l", [address.to(tl.int64), word], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def store_pair(address, first, second, ROLES: tl.constexpr):
-    """Two int64 to a 16-byte aligned address in one store, by one thread, as :func:`store_word`."""
-    store: tl.constexpr = _STORE_PAIR_OF_ROLE if ROLES else _STORE_PAIR
+def store_word(address, word, count, limit):
+    """One int64 to an 8-byte aligned address, by threads whose count is below limit."""
     tl.inline_asm_elementwise(
-        store, "=r,l,l,l", [address.to(tl.int64), first, second], dtype=tl.int32, is_pure=False, pack=1
+        _WORD, "=r,r,r,l,l", [count, limit, address.to(tl.int64), word], dtype=tl.int32, is_pure=False, pack=1
     )
+
+
+@triton.jit
+def store_pair(address, first, second, count, limit):
+    """Two int64 to a 16-byte aligned address in one store, by threads whose count is below limit."""
+    tl.inline_asm_elementwise(
+        _PAIR, "=r,r,r,l,l,l", [count, limit, address.to(tl.int64), first, second], dtype=tl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
 def open_lane(recorder, lane, capacity, LEVEL: tl.constexpr, ROLES: tl.constexpr = False):
-    """Address of this lane, int64; writes the start half of its header (level cta and above).
+    """(address of this lane, its count of events); writes the start half of its header (level cta and above).
 
-    ``ROLES``: each warpgroup of the CTA has a lane of its own; it goes with every call on such a lane.
+    ``ROLES``: each warpgroup of the CTA has a lane of its own. Only one thread of a lane counts from 0 and writes.
     """
     if LEVEL >= 1:
+        count = start_count(ROLES)
         address = recorder + lane.to(tl.int64) * (_HEADER_WORDS + _EVENT_WORDS * capacity)
-        timer = read_timer()
-        clock = read_clock()
-        store_pair(address, read_sm().to(tl.int64), timer, ROLES)
-        store_word(address + 2, clock, ROLES)
-        return address
+        timer = read_timer(count, _SILENT)
+        clock = read_clock(count, _SILENT)
+        store_pair(address, read_sm().to(tl.int64), timer, count, _SILENT)
+        store_word(address + 2, clock, count, _SILENT)
+        return address, count
     else:
-        return 0
+        return 0, 0
 
 
 @triton.jit
-def begin_span(
-    lane,
-    count,
-    capacity,
-    KIND: tl.constexpr,
-    stage,
-    LEVEL: tl.constexpr,
-    AT: tl.constexpr,
-    ROLES: tl.constexpr = False,
-):
+def _event(lane, count):
+    """Address of the event of that number."""
+    return lane + _HEADER_WORDS + count.to(tl.int64) * _EVENT_WORDS
+
+
+@triton.jit
+def begin_span(lane, count, capacity, KIND: tl.constexpr, stage, LEVEL: tl.constexpr, AT: tl.constexpr):
     """Note when a span begins, where ``LEVEL`` reaches ``AT``: nothing of it stays in a register until its end.
 
     Both clocks are read, so that every span ties its SM's cycles to the common axis. ``KIND`` is one of
     ``jfa.lanes.KINDS``; stage −1: none. A full lane writes nothing.
     """
     if LEVEL >= AT:
-        timer = read_timer()
-        began = read_clock()
-        zero = tl.full((), 0, tl.int64)
-        word = (began & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56)
-        if count < capacity:
-            store_pair(lane + _HEADER_WORDS + _EVENT_WORDS * count, word, timer, ROLES)
+        timer = read_timer(count, capacity)
+        word = _opened(read_clock(count, capacity), KIND, stage)
+        store_pair(_event(lane, count), word, timer, count, capacity)
 
 
 @triton.jit
-def end_span(lane, count, capacity, tile, LEVEL: tl.constexpr, AT: tl.constexpr, ROLES: tl.constexpr = False):
+def end_span(lane, count, capacity, tile, LEVEL: tl.constexpr, AT: tl.constexpr):
     """Note when the span ends that began last, and whose it was (tile −1: nobody's); the lane's new count of events."""
     if LEVEL >= AT:
-        ended = read_clock()
-        word = (ended & 0xFFFFFFFF) | ((tl.full((), 0, tl.int64) + tile + 1) << 32)
-        if count < capacity:
-            store_word(lane + _HEADER_WORDS + _EVENT_WORDS * count + 2, word, ROLES)
+        word = _closed(read_low_clock(count, capacity), tile)
+        store_word(_event(lane, count) + 2, word, count, capacity)
         return count + 1
     else:
         return count
@@ -162,10 +185,10 @@ def behind(count, LEVEL: tl.constexpr, AT: tl.constexpr):
 
 
 @triton.jit
-def begin_wait(LEVEL: tl.constexpr):
+def begin_wait(count, capacity, LEVEL: tl.constexpr):
     """When a wait begins, in cycles (level wait)."""
     if LEVEL >= 3:
-        return read_clock()
+        return read_clock(count, capacity)
     else:
         return 0
 
@@ -177,31 +200,40 @@ def end_wait(lane, count, capacity, began, KIND: tl.constexpr, stage, tile, LEVE
     ``stage``: which of a ring's buffers, −1 for none. Waits are many and short: no global timer is read.
     """
     if LEVEL >= 3:
-        ended = read_clock()
-        zero = tl.full((), 0, tl.int64)
-        if count < capacity:
-            place = lane + _HEADER_WORDS + _EVENT_WORDS * count
-            opened = (began & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56)
-            store_pair(place, opened, (ended & 0xFFFFFFFF) | ((zero + tile + 1) << 32), True)
+        ended = read_low_clock(count, capacity)
+        store_pair(_event(lane, count), _opened(began, KIND, stage), _closed(ended, tile), count, capacity)
         return count + 1
     else:
         return count
 
 
 @triton.jit
-def close_lane(lane, count, LEVEL: tl.constexpr, ROLES: tl.constexpr = False):
+def _opened(clock, KIND: tl.constexpr, stage):
+    """The word of an event that says when it began, what it is and of which buffer."""
+    zero = tl.full((), 0, tl.int64)
+    return (clock & 0xFFFFFFFFFFFF) | ((zero + KIND) << 48) | ((zero + stage + 1) << 56)
+
+
+@triton.jit
+def _closed(low_clock, tile):
+    """The word of an event that says when it ended and whose it was."""
+    return (low_clock.to(tl.int64) & 0xFFFFFFFF) | ((tl.full((), 0, tl.int64) + tile + 1) << 32)
+
+
+@triton.jit
+def close_lane(lane, count, LEVEL: tl.constexpr):
     """Write the end half of the lane's header."""
     if LEVEL >= 1:
-        timer = read_timer()
-        clock = read_clock()
-        store_word(lane + 3, timer, ROLES)
-        store_pair(lane + 4, clock, tl.full((), 0, tl.int64) + count, ROLES)
+        timer = read_timer(count, _SILENT)
+        clock = read_clock(count, _SILENT)
+        store_word(lane + 3, timer, count, _SILENT)
+        store_pair(lane + 4, clock, tl.full((), 0, tl.int64) + count, count, _SILENT)
 
 
 @triton.jit
 def _read_timer_often(out, count):
     for index in range(count):
-        tl.store(out + index, read_timer())
+        tl.store(out + index, read_timer(0, 1))
 
 
 def timer_resolution_ns(device: Any, readings: int = 20_000) -> int:

@@ -33,16 +33,16 @@ MODE = "default"
 
 @triton.jit
 def open_lane(recorder, lane, capacity, LEVEL: tl.constexpr, ROLES: tl.constexpr = False):
-    return 0
+    return 0, 0
 
 
 @triton.jit
-def begin_span(lane, count, capacity, KIND: tl.constexpr, stage, LEVEL: tl.constexpr, AT: tl.constexpr, ROLES=False):
+def begin_span(lane, count, capacity, KIND: tl.constexpr, stage, LEVEL: tl.constexpr, AT: tl.constexpr):
     pass
 
 
 @triton.jit
-def end_span(lane, count, capacity, tile, LEVEL: tl.constexpr, AT: tl.constexpr, ROLES: tl.constexpr = False):
+def end_span(lane, count, capacity, tile, LEVEL: tl.constexpr, AT: tl.constexpr):
     return count
 
 
@@ -52,7 +52,7 @@ def behind(count, LEVEL: tl.constexpr, AT: tl.constexpr):
 
 
 @triton.jit
-def begin_wait(LEVEL: tl.constexpr):
+def begin_wait(count, capacity, LEVEL: tl.constexpr):
     proton.enter_scope("wait")
     return 0
 
@@ -64,7 +64,7 @@ def end_wait(lane, count, capacity, began, KIND: tl.constexpr, stage, tile, LEVE
 
 
 @triton.jit
-def close_lane(lane, count, LEVEL: tl.constexpr, ROLES: tl.constexpr = False):
+def close_lane(lane, count, LEVEL: tl.constexpr):
     pass
 
 

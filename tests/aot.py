@@ -24,14 +24,14 @@ def _empty_recorder() -> None:
 
     @triton.jit
     def open_lane(recorder, lane, capacity, LEVEL, ROLES=False):
-        return 0
+        return 0, 0
 
     @triton.jit
-    def begin_span(lane, count, capacity, KIND, stage, LEVEL, AT, ROLES=False):
+    def begin_span(lane, count, capacity, KIND, stage, LEVEL, AT):
         pass
 
     @triton.jit
-    def end_span(lane, count, capacity, tile, LEVEL, AT, ROLES=False):
+    def end_span(lane, count, capacity, tile, LEVEL, AT):
         return count
 
     @triton.jit
@@ -39,7 +39,7 @@ def _empty_recorder() -> None:
         return count
 
     @triton.jit
-    def begin_wait(LEVEL):
+    def begin_wait(count, capacity, LEVEL):
         return 0
 
     @triton.jit
@@ -47,7 +47,7 @@ def _empty_recorder() -> None:
         return count
 
     @triton.jit
-    def close_lane(lane, count, LEVEL, ROLES=False):
+    def close_lane(lane, count, LEVEL):
         pass
 
     for emptied in (open_lane, begin_span, end_span, behind, begin_wait, end_wait, close_lane):

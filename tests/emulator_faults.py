@@ -447,7 +447,7 @@ FAULTS = {
                  sequences += 1
              if (flags & _CLOSES_HEAD) != 0:
                  tlx.barrier_arrive(q_empty[0], 1)
-             instrument.end_span(lane, begun, capacity, tile, LEVEL, 2, True)
+             instrument.end_span(lane, begun, capacity, tile, LEVEL, 2)
             """,
         ),
         "dv-staging-overwritten": (

@@ -180,8 +180,7 @@ def test_jagged_queries_and_masks_are_recorded_too() -> None:
 @triton.jit
 def _doubles(x, recorder, capacity, SIZE: tl.constexpr, LEVEL: tl.constexpr):
     """The kernel of instrument's docstring: every CTA doubles some chunks, each a span."""
-    lane = instrument.open_lane(recorder, tl.program_id(0), capacity, LEVEL)
-    count = 0
+    lane, count = instrument.open_lane(recorder, tl.program_id(0), capacity, LEVEL)
     for chunk in range(3):
         instrument.begin_span(lane, count, capacity, 1, -1, LEVEL, 2)
         at = (tl.program_id(0) * 3 + chunk) * SIZE + tl.arange(0, SIZE)

@@ -77,17 +77,25 @@ class Source:
             id(instrument.read_clock.fn): self._now,
             id(instrument.read_timer.fn): self._now,
             id(instrument.read_sm.fn): lambda: world.me().cta.index,
-            id(instrument.store_word.fn): lambda address, word, roles: address.store(word),
+            id(instrument.read_low_clock.fn): self._now,
+            id(instrument.start_count.fn): lambda roles: 0,
+            id(instrument.store_word.fn): self._store_word,
             id(instrument.store_pair.fn): self._store_pair,
         }
 
-    def _now(self) -> int:
+    def _now(self, count: int, limit: int) -> int:
         return STEP_NS * (1 + self.world.steps)
 
     @staticmethod
-    def _store_pair(address: Pointer, first: int, second: int, roles: bool) -> None:
-        address.store(first)
-        (address + 1).store(second)
+    def _store_word(address: Pointer, word: int, count: int, limit: int) -> None:
+        if count < limit:
+            address.store(word)
+
+    @staticmethod
+    def _store_pair(address: Pointer, first: int, second: int, count: int, limit: int) -> None:
+        if count < limit:
+            address.store(first)
+            (address + 1).store(second)
 
     def function(self, jitted: Any) -> Callable[..., Any]:
         """The Python function of a jitted one."""

@@ -187,8 +187,7 @@ def jfa_backward_hopper(
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            lane = instrument.open_lane(recorder, own * _ROLES, capacity, LEVEL, True)
-            noted = 0
+            lane, noted = instrument.open_lane(recorder, own * _ROLES, capacity, LEVEL, True)
             tile = own
             turn = 0
             seen = 0  # tiles that some query sees: those whose K and V are loaded
@@ -305,12 +304,11 @@ def jfa_backward_hopper(
             )
             hopper.put(item_tile[slot], -1)
             tlx.barrier_arrive(item_full[slot], 1)
-            instrument.close_lane(lane, noted, LEVEL, True)
+            instrument.close_lane(lane, noted, LEVEL)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             wg: tl.constexpr = tlx.async_task_replica_id()
-            lane = instrument.open_lane(recorder, own * _ROLES + 1 + wg, capacity, LEVEL, True)
-            noted = 0
+            lane, noted = instrument.open_lane(recorder, own * _ROLES + 1 + wg, capacity, LEVEL, True)
             tile = -1
             turn = 0
             seen = 0
@@ -323,7 +321,7 @@ def jfa_backward_hopper(
             ds_own = tlx.local_slice(ds_tile[0], [wg * HALF, 0], [HALF, BLOCK_Q])
             while tile >= 0:
                 begun = noted
-                instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2, True)
+                instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2)
                 noted = instrument.behind(noted, LEVEL, 2)
                 slot = turn % _SLOTS
                 batch = hopper.get(item_batch[slot])
@@ -448,7 +446,7 @@ def jfa_backward_hopper(
                 tlx.local_store(out_tiles[wg * OUT_PLACES], (dk_acc * scale).to(dtype).reshape(1, 1, HALF, DIM))
                 tlx.fence("async_shared")
                 tlx.async_descriptor_store(dk_desc, out_tiles[wg * OUT_PLACES], at)
-                instrument.end_span(lane, begun, capacity, tile, LEVEL, 2, True)
+                instrument.end_span(lane, begun, capacity, tile, LEVEL, 2)
                 turn += 1
                 noted = hopper.wait(
                     item_full[turn % _SLOTS],
@@ -464,14 +462,14 @@ def jfa_backward_hopper(
                 tile = hopper.get(item_tile[turn % _SLOTS])
             tlx.async_descriptor_store_wait(0)
 
-            instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2, True)
+            instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2)
             cleared = clear_rest(
                 dk, dv, pairs, counts, kv_offsets, batch_count, heads_kv, total_kv, own * 2 + wg,
                 tl.num_programs(0) * 2, BLOCK_KV, DIM,
             )  # fmt: skip
             if cleared > 0:
-                noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2, True)
-            instrument.close_lane(lane, noted, LEVEL, True)
+                noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2)
+            instrument.close_lane(lane, noted, LEVEL)
 
 
 @triton.jit(do_not_specialize=["batch_count", "q_uniform", "total_q", "stat_rows"])

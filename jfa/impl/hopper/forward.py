@@ -232,8 +232,7 @@ def jfa_forward_hopper(
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            lane = instrument.open_lane(recorder, own * _ROLES, capacity, LEVEL, True)
-            noted = 0
+            lane, noted = instrument.open_lane(recorder, own * _ROLES, capacity, LEVEL, True)
             tile = own
             turn = 0
             loaded = 0
@@ -357,12 +356,11 @@ def jfa_forward_hopper(
             )
             hopper.put(item_tile[slot], -1)
             tlx.barrier_arrive(item_full[slot], 1)
-            instrument.close_lane(lane, noted, LEVEL, True)
+            instrument.close_lane(lane, noted, LEVEL)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             wg: tl.constexpr = tlx.async_task_replica_id()
-            lane = instrument.open_lane(recorder, own * _ROLES + 1 + wg, capacity, LEVEL, True)
-            noted = 0
+            lane, noted = instrument.open_lane(recorder, own * _ROLES + 1 + wg, capacity, LEVEL, True)
             tile = -1
             if PINGPONG:
                 if wg == 1:
@@ -373,7 +371,7 @@ def jfa_forward_hopper(
             tile = hopper.get(item_tile[0])
             while tile >= 0:
                 begun = noted
-                instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2, True)
+                instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2)
                 noted = instrument.behind(noted, LEVEL, 2)
                 slot = turn % _SLOTS
                 batch = hopper.get(item_batch[slot])
@@ -554,7 +552,7 @@ def jfa_forward_hopper(
                         tlx.barrier_arrive(v_empty[stage], 1)
                         used += 1
                     tlx.barrier_arrive(q_empty[q_slot], 1)
-                instrument.end_span(lane, begun, capacity, tile, LEVEL, 2, True)
+                instrument.end_span(lane, begun, capacity, tile, LEVEL, 2)
                 turn += 1
                 noted = hopper.wait(
                     item_full[turn % _SLOTS],
@@ -570,14 +568,14 @@ def jfa_forward_hopper(
                 tile = hopper.get(item_tile[turn % _SLOTS])
             tlx.async_descriptor_store_wait(0)
 
-            instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2, True)
+            instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2)
             cleared = _clear_rest(
                 out, lse, pairs, counts, work, q_offsets, batch_count, q_uniform, heads, total_q, own * 2 + wg,
                 tl.num_programs(0) * 2, BROADCAST_Q, BLOCK_Q, DIM,
             )  # fmt: skip
             if cleared > 0:
-                noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2, True)
-            instrument.close_lane(lane, noted, LEVEL, True)
+                noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2)
+            instrument.close_lane(lane, noted, LEVEL)
 
 
 def forward(

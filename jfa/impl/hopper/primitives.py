@@ -90,7 +90,7 @@ def load(desc, tile, full, start, rows, row, column):
 @triton.jit
 def wait(barrier, phase, lane, noted, capacity, KIND: tl.constexpr, stage, tile, LEVEL: tl.constexpr):
     """Wait for a phase of an mbarrier; the lane's new count of events (level wait notes how long it took)."""
-    began = instrument.begin_wait(LEVEL)
+    began = instrument.begin_wait(noted, capacity, LEVEL)
     tlx.barrier_wait(barrier, phase)
     return instrument.end_wait(lane, noted, capacity, began, KIND, stage, tile, LEVEL)
 
@@ -98,7 +98,7 @@ def wait(barrier, phase, lane, noted, capacity, KIND: tl.constexpr, stage, tile,
 @triton.jit
 def take_turn(OWN: tl.constexpr, lane, noted, capacity, tile, LEVEL: tl.constexpr):
     """Wait until the other warpgroup has issued its products; ``OWN`` is 0 or 1. Gives the count as :func:`wait`."""
-    began = instrument.begin_wait(LEVEL)
+    began = instrument.begin_wait(noted, capacity, LEVEL)
     tlx.named_barrier_wait(_FIRST_BARRIER + OWN, _PAIR)
     return instrument.end_wait(lane, noted, capacity, began, _TURN, -1, tile, LEVEL)
 

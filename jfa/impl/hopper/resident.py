@@ -179,8 +179,7 @@ def jfa_backward_resident(
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            lane = instrument.open_lane(recorder, own * _ROLES, capacity, LEVEL, True)
-            noted = 0
+            lane, noted = instrument.open_lane(recorder, own * _ROLES, capacity, LEVEL, True)
             row = first_row
             if CLUSTER == 2:
                 row += tlx.cluster_cta_rank() * _ROWS
@@ -278,12 +277,11 @@ def jfa_backward_resident(
                 head = next_head
                 batch = next_batch
                 block = next_block
-            instrument.close_lane(lane, noted, LEVEL, True)
+            instrument.close_lane(lane, noted, LEVEL)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             wg: tl.constexpr = tlx.async_task_replica_id()
-            lane = instrument.open_lane(recorder, own * _ROLES + 1 + wg, capacity, LEVEL, True)
-            noted = 0
+            lane, noted = instrument.open_lane(recorder, own * _ROLES + 1 + wg, capacity, LEVEL, True)
             row = first_row
             if CLUSTER == 2:
                 row += tlx.cluster_cta_rank() * _ROWS
@@ -300,7 +298,7 @@ def jfa_backward_resident(
                     item_full[slot], (turn // _SLOTS) & 1, lane, noted, capacity, _ITEM_FULL, slot, -1, LEVEL
                 )
                 begun = noted
-                instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2, True)
+                instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2)
                 noted = instrument.behind(noted, LEVEL, 2)
                 flags = hopper.get(words[slot * _WORDS + _FLAGS])
                 head = hopper.get(words[slot * _WORDS + _HEAD])
@@ -387,21 +385,20 @@ def jfa_backward_resident(
                     dq_right = tl.zeros((HALF, WIDTH), dtype=tl.float32)
                     # Neither writes P or dS before the other has sent its dQ from there.
                     tlx.named_barrier_wait(_FLUSH_BARRIER, _PAIR)
-                instrument.end_span(lane, begun, capacity, tile, LEVEL, 2, True)
+                instrument.end_span(lane, begun, capacity, tile, LEVEL, 2)
 
             if not ADD:
-                instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2, True)
+                instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2)
                 cleared = shared.clear_rest(
                     dk, dv, pairs, counts, kv_offsets, batch_count, heads, total_kv, own * 2 + wg,
                     tl.num_programs(0) * 2, BLOCK_KV, DIM,
                 )  # fmt: skip
                 if cleared > 0:
-                    noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2, True)
-            instrument.close_lane(lane, noted, LEVEL, True)
+                    noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2)
+            instrument.close_lane(lane, noted, LEVEL)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS):
-            lane = instrument.open_lane(recorder, own * _ROLES + 3, capacity, LEVEL, True)
-            noted = 0
+            lane, noted = instrument.open_lane(recorder, own * _ROLES + 3, capacity, LEVEL, True)
             heads_seen = 0
             sequences = 0
             turns = end - begin
@@ -416,7 +413,7 @@ def jfa_backward_resident(
                     item_full[slot], (turn // _SLOTS) & 1, lane, noted, capacity, _ITEM_FULL, slot, -1, LEVEL
                 )
                 begun = noted
-                instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2, True)
+                instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2)
                 noted = instrument.behind(noted, LEVEL, 2)
                 flags = hopper.get(words[slot * _WORDS + _FLAGS])
                 head = hopper.get(words[slot * _WORDS + _HEAD])
@@ -483,14 +480,14 @@ def jfa_backward_resident(
                     sequences += 1
                 if (flags & _CLOSES_HEAD) != 0:
                     tlx.barrier_arrive(q_empty[0], 1)
-                instrument.end_span(lane, begun, capacity, tile, LEVEL, 2, True)
+                instrument.end_span(lane, begun, capacity, tile, LEVEL, 2)
             tlx.async_descriptor_store_wait(0)
             if CLUSTER == 2:
                 if turns > 0:
                     # A CTA must not end before the other's last word to it has come.
                     tlx.barrier_arrive(part_empty[0], 1, 1 - rank)
                     tlx.barrier_wait(part_empty[0], (turns - 1) & 1)
-            instrument.close_lane(lane, noted, LEVEL, True)
+            instrument.close_lane(lane, noted, LEVEL)
 
 
 def backward(

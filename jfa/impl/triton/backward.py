@@ -276,8 +276,7 @@ def jfa_backward(
     (total_kv, H_kv, D), written for every row; lse, delta: float32 (H, total_q).
     """
     own = tl.program_id(0)
-    lane = instrument.open_lane(recorder, own, capacity, LEVEL)
-    noted = 0
+    lane, noted = instrument.open_lane(recorder, own, capacity, LEVEL)
     work = tl.load(counts)
     tile_count = work * heads_kv
     tile = own

@@ -135,8 +135,7 @@ def jfa_forward(
     (total_q, H, D); lse: float32 (H, total_q); both are written for every row, seen or not.
     """
     own = tl.program_id(0)
-    lane = instrument.open_lane(recorder, own, capacity, LEVEL)
-    noted = 0
+    lane, noted = instrument.open_lane(recorder, own, capacity, LEVEL)
     work = tl.load(counts)
     tile_count = work * heads
     tile = own

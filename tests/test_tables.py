@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -71,6 +73,25 @@ def test_broadcast_sides(device: str, columns: list[int], queries: int, by_cost:
     items = tables.build_items(first, second, len(columns), 64, before=-1, after=-1, by_cost=by_cost)
     truth = expected_items(*((same, columns) if owner else (columns, same)), 64, -1, -1)
     check_items(items, truth, by_cost)
+
+
+@settings(max_examples=40)
+@given(
+    columns=st.lists(st.one_of(st.just(0), st.integers(0, 5), st.integers(60, 900)), min_size=1, max_size=30),
+    queries=st.integers(1, 1300),
+    split=st.sampled_from([0, 1, 64, 100, 896]),
+)
+def test_sorted_by_sequence_as_by_block(device: str, columns: list[int], queries: int, split: int) -> None:
+    """Where all sequences have as many rows, one launch ranks them: the same table, of parts too, to the last item."""
+    uniform = Lengths(None, queries, queries * len(columns), queries)
+    tabulate = partial(tables.build_items, uniform, side(columns, device), len(columns), 64, before=-1, after=-1)
+    ranked = tabulate(by_cost=True, split=split)
+    with patch.object(tables, "_MOST_RANKED", 0):
+        sorted_ = tabulate(by_cost=True, split=split)
+    assert ranked.counts.tolist() == sorted_.counts.tolist()
+    total = int(ranked.counts[1])
+    assert ranked.pairs.shape == sorted_.pairs.shape
+    assert ranked.pairs[:total].tolist() == sorted_.pairs[:total].tolist()
 
 
 def check_items(items: schedule.Items, truth: list[tuple[int, int, int]], by_cost: bool) -> None:

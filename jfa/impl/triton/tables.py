@@ -19,6 +19,8 @@ _PART_SHIFT = tl.constexpr(PART_SHIFT)
 _ROWS = 256
 # Measured on an H200, µs for the tables of hsp-loguniform and hsp-half-empty: this 8.6, 9.5; 16 x 256 12.6, 11.9.
 _RANKED_ROWS, _RANKED_OTHERS = 8, 512
+_ITEMS = 16
+"""Of a sequence, written at once."""
 _MOST_RANKED = 8192
 """Items up to this many are ranked by comparing each with all others (67 million comparisons, one launch); more are
 sorted."""
@@ -256,6 +258,84 @@ def _ranked_pairs(
     tl.store(pairs + 2 * place + 1, block + (part << _PART_SHIFT), mask=valid)
 
 
+@triton.jit
+def _parts(offsets, batch, batch_count, split, SPLIT: tl.constexpr):
+    """(parts of ``split`` columns, columns of the last one, 1 where there is a last one) of sequences ``batch``.
+
+    A sequence without columns has a last part, of none; one behind the last sequence has no part at all.
+    """
+    valid = batch < batch_count
+    columns = _lengths(offsets, tl.minimum(batch, batch_count - 1), 0, False)
+    full = columns * 0
+    rest = columns
+    if SPLIT:
+        full = columns // split
+        rest = columns - full * split
+    full = tl.where(valid, full, 0)
+    return full, rest, (valid & ((rest > 0) | (full == 0))).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _ranked_sequences(
+    pairs,
+    counts,
+    column_offsets,
+    bound,
+    batch_count,
+    uniform_blocks,
+    split,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    OTHERS: tl.constexpr,
+    ITEMS: tl.constexpr,
+):
+    """The sorted table in one launch, where all sequences have as many blocks, which all meet all columns.
+
+    Then parts of sequences are ranked: those of ``split`` columns in natural order, behind them the last ones by their
+    columns, longest first, ties in natural order. A part's items stand together.
+    """
+    own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    full, rest, has_rest = _parts(column_offsets, own, batch_count, split, SPLIT)
+    full_before = tl.zeros((ROWS, OTHERS), dtype=tl.int32)
+    ahead = tl.zeros((ROWS, OTHERS), dtype=tl.int32)
+    all_full = tl.zeros((OTHERS,), dtype=tl.int32)
+    working = tl.zeros((OTHERS,), dtype=tl.int32)
+    all_rests = tl.zeros((OTHERS,), dtype=tl.int32)
+    for start in range(0, batch_count, OTHERS):
+        other = start + tl.arange(0, OTHERS)
+        other_full, other_rest, other_has = _parts(column_offsets, other, batch_count, split, SPLIT)
+        earlier = (other[None, :] < own[:, None]).to(tl.int32)
+        if SPLIT:
+            full_before += earlier * other_full[None, :]
+            all_full += other_full
+        ahead += tl.where(other_rest[None, :] + earlier > rest[:, None], other_has[None, :], 0)
+        working += tl.where(other_rest > 0, other_has, 0)
+        all_rests += other_has
+    fulls = tl.sum(all_full, 0)
+    if tl.program_id(0) == 0:
+        work = (fulls + tl.sum(working, 0)) * uniform_blocks
+        _store_counts(counts, work, (fulls + tl.sum(all_rests, 0)) * uniform_blocks)
+    first = tl.sum(full_before, 1)[:, None] * uniform_blocks
+    last = (fulls + tl.sum(ahead, 1))[:, None] * uniform_blocks
+    index = tl.arange(0, ITEMS)[None, :]
+    upto = full[:, None] * uniform_blocks
+    for start in range(0, tl.max(full, 0) * uniform_blocks, ITEMS):
+        item = start + index
+        _put(pairs, first + item, own[:, None], item, uniform_blocks, (item < upto) & (first + item < bound))
+    for start in range(0, uniform_blocks, ITEMS):
+        block = start + index
+        valid = (block < uniform_blocks) & (has_rest[:, None] > 0) & (last + block < bound)
+        _put(pairs, last + block, own[:, None], upto + block, uniform_blocks, valid)
+
+
+@triton.jit
+def _put(pairs, place, batch, item, uniform_blocks, valid):
+    """Write the ``item``-th of a sequence's items, counted part by part, to ``place``."""
+    tl.store(pairs + 2 * place, batch + 0 * item, mask=valid)
+    word = item % uniform_blocks + ((item // uniform_blocks) << _PART_SHIFT)
+    tl.store(pairs + 2 * place + 1, word, mask=valid)
+
+
 def build_items(
     rows: Lengths,
     columns: Lengths,
@@ -285,6 +365,8 @@ def build_items(
     if split:
         bound += -(-rows.longest // block) * (columns.total // split)
     by_cost = by_cost and not (columns.offsets is None and columns.uniform > 0 and unbounded)
+    if by_cost and unbounded and rows.offsets is None and batch <= _MOST_RANKED:  # columns are jagged then
+        return _by_sequence(rows, columns, batch, block, bound, split)
     ranked = by_cost and bound <= _MOST_RANKED
     counts = torch.empty(3, dtype=torch.int32, device=device)
     uniform = rows.offsets is None
@@ -369,4 +451,25 @@ def build_items(
             ROWS=_ROWS,
             **shape,
         )
+    return Items(pairs, counts, split)
+
+
+def _by_sequence(rows: Lengths, columns: Lengths, batch: int, block: int, bound: int, split: int) -> Items:
+    """The sorted table where all sequences have as many rows and meet all columns: of sequences, not of blocks."""
+    assert columns.offsets is not None
+    counts = torch.empty(3, dtype=torch.int32, device=columns.offsets.device)
+    pairs = torch.empty((bound, 2), dtype=torch.int32, device=columns.offsets.device)
+    _ranked_sequences[(triton.cdiv(batch, _RANKED_ROWS),)](
+        pairs,
+        counts,
+        columns.offsets,
+        bound,
+        batch,
+        -(-rows.uniform // block),
+        split,
+        SPLIT=split > 0,
+        ROWS=_RANKED_ROWS,
+        OTHERS=_RANKED_OTHERS,
+        ITEMS=_ITEMS,
+    )
     return Items(pairs, counts, split)

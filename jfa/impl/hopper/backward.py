@@ -171,7 +171,7 @@ def jfa_backward_hopper(
     do_empty = tlx.alloc_warp_barrier(num_barriers=STAGES, num_warps=4, num_arrivals=2)
     ds_full = tlx.alloc_warp_barrier(num_barriers=1, num_warps=4, num_arrivals=2)
     ds_empty = tlx.alloc_warp_barrier(num_barriers=1, num_warps=4, num_arrivals=2)
-    item_full = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=1)
+    item_full = tlx.alloc_warp_barrier(num_barriers=_SLOTS, num_warps=4, num_arrivals=1)
     item_empty = tlx.alloc_warp_barrier(num_barriers=_SLOTS, num_warps=4, num_arrivals=2)
     item_tile = tlx.local_alloc((1,), tl.int32, _SLOTS)
     item_batch = tlx.local_alloc((1,), tl.int32, _SLOTS)

@@ -214,7 +214,7 @@ def jfa_forward_hopper(
     v_empty = tlx.alloc_warp_barrier(num_barriers=STAGES, num_warps=4, num_arrivals=2)
     # A work item: tile (−1 ends), batch, first query row of the tile in its sequence, q's first row and length of the
     # sequence, first key row and number of keys of the tile; of a sequence that is cut which part, and all its keys.
-    item_full = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=1)
+    item_full = tlx.alloc_warp_barrier(num_barriers=_SLOTS, num_warps=4, num_arrivals=1)
     item_empty = tlx.alloc_warp_barrier(num_barriers=_SLOTS, num_warps=4, num_arrivals=2)
     item_tile = tlx.local_alloc((1,), tl.int32, _SLOTS)
     item_batch = tlx.local_alloc((1,), tl.int32, _SLOTS)

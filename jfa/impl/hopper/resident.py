@@ -158,7 +158,7 @@ def jfa_backward_resident(
     lse_rows = tlx.local_alloc((_ROWS,), tl.float32, 2)
     delta_rows = tlx.local_alloc((_ROWS,), tl.float32, 2)
     words = tlx.local_alloc((1,), tl.int32, _SLOTS * _WORDS)
-    item_full = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=1)
+    item_full = tlx.alloc_warp_barrier(num_barriers=_SLOTS, num_warps=4, num_arrivals=1)
     item_empty = tlx.alloc_warp_barrier(num_barriers=_SLOTS, num_warps=4, num_arrivals=3)
     q_full = tlx.alloc_barriers(num_barriers=1, arrive_count=1)
     q_empty = tlx.alloc_warp_barrier(num_barriers=1, num_warps=4, num_arrivals=3)

@@ -46,7 +46,8 @@ class HopperForwardConfig:
     ``block_kv`` keys a step; ``tail`` is the most keys that a product of its own size does at a sequence's end (0:
     none). ``stages`` is the depth of the K/V ring, ``registers`` a compute thread's. ``pingpong``: the warpgroups take
     turns at the tensor cores. ``peel``: the block that needs a mask comes first, outside of the loop. ``early_fetch``:
-    the next tile is fetched while the current one is loaded, not behind it.
+    the next tile is fetched while the current one is loaded, not behind it. ``multicast``: two CTAs do two blocks of a
+    shared Q together and load K and V once for both.
     """
 
     block_q: int = 128
@@ -57,6 +58,7 @@ class HopperForwardConfig:
     pingpong: bool = False
     peel: bool = True
     early_fetch: bool = True
+    multicast: bool = True
     # Triton asks ptxas for another register allocator, which spills here; the last option given wins.
     ptx_options: str = "--regAllocOptLevel=5"
 

@@ -57,7 +57,7 @@ def _where_room(instruction: str, first: int = 1) -> tl.constexpr:
     )
 
 
-# Read under a condition that threads differ in: else ptxas takes the clock through the uniform registers, which is slow.
+# Read under a condition in which threads differ: else ptxas takes the clock through uniform registers, which is slow.
 _CLOCK, _LOW_CLOCK = _where_room("mov.u64 $0, %clock64;"), _where_room("mov.u32 $0, %clock;")
 _TIMER = _where_room("mov.u64 $0, %globaltimer;")
 _WORD, _PAIR = _where_room("st.global.b64 [$3], $4;"), _where_room("st.global.v2.b64 [$3], {$4, $5};")
@@ -100,7 +100,7 @@ def read_low_clock(count, limit):
 
 @triton.jit
 def read_timer(count, limit):
-    """%globaltimer where count < limit, ns, int64: one axis for all SMs; steps of 32 ns on an H200, 1 µs before GH100."""
+    """%globaltimer where count < limit, ns, int64: one axis for all SMs; its step is 32 ns on an H200."""
     return tl.inline_asm_elementwise(_TIMER, "=l,r,r", [count, limit], dtype=tl.int64, is_pure=False, pack=1)
 
 

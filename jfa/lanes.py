@@ -46,9 +46,12 @@ WAITS = {
     "weights_empty": 32,
     "part_full": 33,
     "part_empty": 34,
+    "next_full": 35,
+    "next_empty": 36,
 }
 """Numbers of the barriers that a role waits for. ``full``: until a buffer holds its load, ``empty``: until it may be
-overwritten; ``turn``: for the other warpgroup at the tensor cores."""
+overwritten; ``turn``: for the other warpgroup at the tensor cores; ``next``: for the tile that the other CTA of a pair
+took for both."""
 
 KINDS = {"tile": 1, "zero": 2} | {f"wait:{barrier}": number for barrier, number in WAITS.items()}
 

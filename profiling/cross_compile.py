@@ -206,19 +206,25 @@ def compile_hopper_forward(
     split: bool = False,
     kind: str = "bf16",
     leave_out: str = "",
+    cluster: int = 1,
 ) -> Compiled:
-    """The forward for sm_90 as the op launches it."""
+    """The forward for sm_90 as the op launches it; ``cluster``: CTAs that load keys together."""
     from jfa.impl.hopper.forward import jfa_forward_hopper
 
     def ragged(block: int) -> str:
         return f"tensordesc<{kind}[1, 1, {block}, {dim}]>"
 
+    def keys(block: int) -> str:
+        if cluster == 1:
+            return ragged(block)
+        return f"tensordesc<{kind}[1, 1, {block * dim // 128}, 64]>"
+
     tail = 0 if causal or window else config.tail
     half = config.block_q // 2
     signature = {
         **dict.fromkeys(("q_desc", "o_desc"), ragged(half)),
-        **dict.fromkeys(("k_desc", "v_desc"), ragged(config.block_kv)),
-        **dict.fromkeys(("k_tail_desc", "v_tail_desc"), ragged(config.tail or config.block_kv)),
+        **dict.fromkeys(("k_desc", "v_desc"), keys(config.block_kv)),
+        **dict.fromkeys(("k_tail_desc", "v_tail_desc"), keys(config.tail or config.block_kv)),
         "out": f"*{kind}",
         "lse": "*fp32",
         **dict.fromkeys(("kv_offsets", "pairs", "counts", "counter"), "*i32"),
@@ -241,6 +247,7 @@ def compile_hopper_forward(
         "PINGPONG": config.pingpong,
         "PEEL": config.peel,
         "EARLY_FETCH": config.early_fetch,
+        "CLUSTER": cluster,
         "DEAL": deal,
         "LEVEL": level,
         "LEAVE_OUT": left_out.code("jfa_forward_hopper", leave_out),
@@ -251,7 +258,9 @@ def compile_hopper_forward(
             signature[name] = given
         else:
             constants[name] = None
-    options = {"num_warps": 4, "num_stages": 1, "ptx_options": config.ptx_options}
+    options: dict[str, Any] = {"num_warps": 4, "num_stages": 1, "ptx_options": config.ptx_options}
+    if cluster > 1:
+        options["ctas_per_cga"] = (cluster, 1, 1)
     return compile_kernel(jfa_forward_hopper, signature, constants, arch, **options)
 
 

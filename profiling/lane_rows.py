@@ -17,13 +17,13 @@ def rows_of(
     lanes: Lanes,
     roles: Sequence[str],
     level: str,
-    tile_columns: Callable[[np.ndarray], dict[str, np.ndarray]],
+    tile_columns: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]],
     launch: int = 0,
 ) -> pd.DataFrame:
     """A row a span, as `Recording` wants them: lanes' lives as `cta` events, and at level tile and above what they did.
 
     ``roles``: of each CTA, in the order of its lanes. ``tile_columns`` gives tile, batch, head and block of the tiles
-    that the kernel numbered, int64 [events].
+    that the kernel numbered, int64 [events], and the CTAs that did them.
     """
     lives = pd.DataFrame(
         {
@@ -49,7 +49,7 @@ def rows_of(
             "sm": lanes.sm[lanes.event_lane],
             "event": pd.Series(lanes.kind).map(NAMES),
             "stage": lanes.stage,
-            **tile_columns(lanes.tile),
+            **tile_columns(lanes.tile, lane // len(roles)),
             "start_ns": lanes.event_start_ns,
             "end_ns": lanes.event_end_ns,
         }

@@ -41,6 +41,8 @@ class Launcher:
     impl: str = "triton"
     cluster: int = 1
     """CTAs that do a tile together, and each record it."""
+    blocks: int = 1
+    """Blocks of ``block`` rows in a tile: each CTA of a cluster does one, or all do the one together."""
     roles: tuple[str, ...] = ("cta",)
     """The CTA's warpgroups that record by themselves, in the order of their lanes; without them "cta"."""
     results: list[torch.Tensor] = field(default_factory=list, compare=False)
@@ -160,7 +162,8 @@ def prepare(
     forward_as = forward.config if config is None or direction != "forward" else cast("Any", config)
     ctas_per_sm = getattr(forward_as, "ctas_per_sm", forward.ctas_per_sm)
     parts = forward.split(problem, launch.sm_count(device) * ctas_per_sm) if split else 0
-    items = attention.forward_items(*offsets, problem, forward_as.block_q, schedule, parts)
+    cluster = forward.cluster(problem, forward_as, parts)
+    items = attention.forward_items(*offsets, problem, forward_as.block_q * cluster, schedule, parts)
     results: list[torch.Tensor] = []
     if direction == "forward":
 
@@ -171,7 +174,7 @@ def prepare(
                 results[:] = found
             return run
 
-        ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, ctas_per_sm)
+        ctas = launch.grid(launch.Run(schedule, items), problem.heads, device, ctas_per_sm, cluster)
         return Launcher(
             kernel=forward.kernel,
             direction=direction,
@@ -183,6 +186,8 @@ def prepare(
             ctas=ctas,
             run=run_forward,
             impl=kernel,
+            cluster=cluster,
+            blocks=cluster,
             roles=forward.roles,
             results=results,
         )

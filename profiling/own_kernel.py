@@ -81,7 +81,7 @@ def recording_of(
     return Recording(pd.concat(frames, ignore_index=True), facts, source=kernel)
 
 
-def _numbered(tile: np.ndarray) -> dict[str, np.ndarray]:
+def _numbered(tile: np.ndarray, cta: np.ndarray) -> dict[str, np.ndarray]:
     """The kernel's own numbers of its tiles; what a batch or a head is, only attention knows."""
     nothing = np.full(len(tile), -1)
     return {"tile": tile, "batch": nothing, "head": nothing, "block": nothing}

@@ -160,10 +160,11 @@ def _durations(launcher: Launcher, recorder: Recorder, clock: GpuClock, repeats:
     return summary
 
 
-def _tile_columns(tile: np.ndarray, launcher: Launcher, workload: Workload) -> dict[str, np.ndarray]:
+def _tile_columns(tile: np.ndarray, cta: np.ndarray, launcher: Launcher, workload: Workload) -> dict[str, np.ndarray]:
     """tile (rank in the natural order), batch, head and block of tiles numbered in the schedule's order; −1 stays.
 
-    The parts of a cut sequence are tiles of their own, one part after the other.
+    The parts of a cut sequence are tiles of their own, one part after the other, and so are the blocks of a tile of
+    which each ``cta`` of a cluster does one.
     """
     from jfa.schedule import PART_SHIFT
 
@@ -177,6 +178,7 @@ def _tile_columns(tile: np.ndarray, launcher: Launcher, workload: Workload) -> d
     item = np.where(real, tile // launcher.heads, 0)
     head = np.where(real, tile % launcher.heads, -1)
     batch, block = pairs[item, 0], pairs[item, 1] & ((1 << PART_SHIFT) - 1)
+    block = block * launcher.blocks + cta % launcher.blocks
     part = pairs[item, 1] >> PART_SHIFT
     natural = (first[batch] + part * blocks[batch] + block) * launcher.heads + head
     return {

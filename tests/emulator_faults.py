@@ -177,16 +177,16 @@ FAULTS = {
             WRONG,
             """
             -scores = tlx.async_dot_wait(0, scores)
-             tlx.barrier_arrive(k_empty[stage], 1)
+             hopper.release(k_empty[stage], rank, CLUSTER)
             +scores = tlx.async_dot_wait(0, scores)
             """,
         ),
         "v-released-early": (
             WRONG,
             """
-            +tlx.barrier_arrive(v_empty[behind], 1)
+            +hopper.release(v_empty[behind], rank, CLUSTER)
              acc = tlx.async_dot_wait(0, acc)
-            -tlx.barrier_arrive(v_empty[behind], 1)
+            -hopper.release(v_empty[behind], rank, CLUSTER)
              acc = acc * rescale[:, None]
             """,
         ),
@@ -201,7 +201,7 @@ FAULTS = {
             STUCK,
             """
              acc = tlx.async_dot_wait(0, acc)
-            -tlx.barrier_arrive(v_empty[behind], 1)
+            -hopper.release(v_empty[behind], rank, CLUSTER)
              acc = acc * rescale[:, None]
             """,
         ),
@@ -209,8 +209,8 @@ FAULTS = {
             CAUGHT,
             """
              acc = tlx.async_dot_wait(0, acc)
-             tlx.barrier_arrive(v_empty[behind], 1)
-            +tlx.barrier_arrive(v_empty[behind], 1)
+             hopper.release(v_empty[behind], rank, CLUSTER)
+            +hopper.release(v_empty[behind], rank, CLUSTER)
              acc = acc * rescale[:, None]
             """,
         ),
@@ -278,6 +278,83 @@ FAULTS = {
             -    if both:
             -        hopper.pass_turn(wg)
              scores = tlx.async_dot_wait(1, scores)
+            """,
+        ),
+    },
+    "forward-pair": {
+        "released-here-only": (
+            STUCK,
+            """
+             if CLUSTER == 2:
+            -    tlx.barrier_arrive(empty, 1, 1 - rank, pred=one_of_eight())
+            +    pass
+            """,
+        ),
+        "released-by-every-thread-there": (
+            ARRIVALS,
+            """
+            -tlx.barrier_arrive(empty, 1, 1 - rank, pred=one_of_eight())
+            +tlx.barrier_arrive(empty, 1, 1 - rank)
+            """,
+        ),
+        "half-a-tile-expected": (
+            f"{WRONG}|{STUCK}",
+            """
+            -tlx.barrier_expect_bytes(full, height * width * element)
+            +tlx.barrier_expect_bytes(full, height * width * element // 2)
+            """,
+        ),
+        "the-same-half-twice": (
+            WRONG,
+            """
+            -at = ragged(start, rows, row + rank * own_rows, column)
+            +at = ragged(start, rows, row, column)
+            """,
+        ),
+        "loaded-here-only": (
+            STUCK,
+            """
+             if rank == 0:
+                 half = tlx.local_slice(whole, [0, 0, 0, 0], [1, 1, own_rows, own_width])
+            -    tlx.async_descriptor_load(desc, half, at, full, multicast_targets=[0, 1])
+            +    tlx.async_descriptor_load(desc, half, at, full)
+            """,
+        ),
+        "ends-before-the-other-has-released": (
+            ENDED,
+            """
+             phase = ((loaded + ahead) // STAGES) & 1
+            -tlx.barrier_wait(k_empty[stage], phase ^ 1)
+            -tlx.barrier_wait(v_empty[stage], phase ^ 1)
+            +pass
+            """,
+        ),
+        "each-takes-tiles-for-itself": (
+            CAUGHT,
+            """
+            -if not AGREE or rank == 0:
+            -    next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL, CLUSTER)
+            +next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL, CLUSTER)
+             elif EARLY_FETCH and step == 1:
+            -    if AGREE:
+            -        next_tile, noted = _agree(
+            -            next_tile, turn, sent, came, next_empty, next_full, rank, lane, noted, capacity, named,
+            -            LEVEL,
+            -        )  # fmt: skip
+             if next_tile < tile_count:
+            """,
+        ),
+        "no-fence-before-the-next-tile-is-sent": (
+            FENCE,
+            """
+            -tlx.fence("async_shared")
+             tlx.async_remote_shmem_copy(came[slot], sent[slot], 1, next_full[slot])
+            """,
+        ),
+        "the-next-tile-not-waited-for": (
+            CAUGHT,
+            """
+            -noted = hopper.wait(next_full[slot], phase, lane, noted, capacity, _NEXT_FULL, slot, named, LEVEL)
             """,
         ),
     },

@@ -48,6 +48,9 @@ VARIANTS = {
     "fp16": {"kind": "fp16"},
     "tile": {"level": 2},
     "wait": {"level": 3, "split": True},
+    "pair": {"cluster": 2},
+    "pair-d64": {"cluster": 2, "dim": 64},
+    "pair-static-wait": {"cluster": 2, "deal": 1, "level": 3},
     "ping-pong": {"config": {"pingpong": True}},
     "backward": {"direction": "backward"},
     "backward-jagged": {"direction": "backward", "broadcast": False},
@@ -93,12 +96,18 @@ def test_it_fits_and_wgmma_runs_asynchronously(facts, name):
     # 65,536 over the threads, those that load included, then reallocated
     assert re.search(r"Used (\d+) registers", fact["ptxas"])[1] == ("128" if resident else "168")
     backward = name.startswith("backward") and not name.endswith("d64")
-    assert fact["stack"] <= (0 if name.endswith("d64") or name == "resident-pair" else 112 if backward else 80)
+    none = name.endswith("d64") or name == "resident-pair"
+    assert fact["stack"] <= (8 if name == "pair-d64" else 0 if none else 112 if backward else 80)
     assert fact["reallocated_to"].count(str(config.registers)) == groups, "setmaxnreg was dropped"
     assert len(fact["loop_spills"]) == groups, "a loop over keys for each warpgroup"
     few = 20 if name == "backward-wait" else 9 if backward else 3 if re.search("causal|window|tile|wait", name) else 0
     few = 0 if name == "backward-plain" else few
     assert max(fact["loop_spills"]) <= few
+
+
+def test_pairs_load_for_both(facts):
+    for name in VARIANTS:
+        assert facts[name]["multicasts"] == (name.startswith("pair") and not name.startswith("ping")), name
 
 
 def test_spills_in_a_loop_are_seen():
@@ -135,6 +144,7 @@ def main(variants: dict[str, dict]) -> None:
             "shared": made.shared,
             "stack": made.stack,
             "reallocated_to": re.findall(r"setmaxnreg\.inc\.sync\.aligned\.u32\s+(\d+)", made.ptx),
+            "multicasts": ".multicast::cluster" in made.ptx,
             "loop_spills": cross_compile.loop_spills(made.sass),
             "ptxas": cross_compile.ptxas_says(made, options=config.ptx_options),
         }

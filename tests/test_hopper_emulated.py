@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -105,7 +106,8 @@ def forward(
     """Run the forward, and compare it."""
     inputs, problem = given(case, dtype)
     config = dataclasses.replace(hopper_forward_config(case.head_dim), **changes)
-    run = launch.Run(schedule, items(case, dtype, "forward", config.block_q, schedule, split), recorder)
+    rows = config.block_q * hopper_forward.cluster(problem, config, split)
+    run = launch.Run(schedule, items(case, dtype, "forward", rows, schedule, split), recorder)
     tensors = (inputs.q, inputs.k, inputs.v, inputs.kv_offsets, inputs.q_offsets)
     with poisoned(), few_ctas(sms), emulated(hopper_forward, "jfa_forward_hopper", seed=seed) as kernel:
         out, lse = hopper_forward.forward(*tensors, problem, config, run)
@@ -168,6 +170,51 @@ class TestForward:
     def test_long_sequences_are_cut_and_joined(self, name, split, dtype):
         assert max(CUT[name].kv_lens) > 2 * split, "nothing is cut in three: the test would show little"
         forward(CUT[name], split, dtype=dtype, split=split)
+
+
+class TestForwardInPairs:
+    """Two CTAs that load keys for both."""
+
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    @pytest.mark.parametrize("rows", [129, 192, 193, 256, 400])
+    def test_every_number_of_rows(self, rows, head_dim):
+        case = pair(q_len=rows, heads=2, heads_kv=1, head_dim=head_dim)
+        forward(case, rows, dtype=FP16 if rows % 128 else BF16, sms=4)
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("schedule", SCHEDULES)
+    def test_schedules_agree_bit_for_bit(self, schedule, seed):
+        found, alone = forward(PAIR, seed, schedule=schedule, sms=4), forward(PAIR, multicast=False)
+        assert torch.equal(found.out, alone.out) and torch.equal(found.lse, alone.lse)
+
+    @pytest.mark.parametrize("switch", [*SWITCHES, {"stages": 1}, {"stages": 3}], ids=str)
+    def test_every_switch(self, switch):
+        for seed in range(2):
+            forward(pair(head_dim=64) if "stages" in switch else PAIR, seed, **switch)
+
+    @pytest.mark.parametrize("lengths", [(5,), (0, 0, 3), (200, 0) * 3, (0, 0)], ids=str)
+    @pytest.mark.parametrize("schedule", ["balanced-dynamic", "dynamic", "grid"])
+    def test_few_tiles(self, schedule, lengths):
+        """Pairs without any; on demand from a table in which some are empty."""
+        forward(pair(kv_lens=lengths), 1, schedule=schedule, sms=6)
+
+    def test_which_problems(self):
+        config = hopper_forward_config(128)
+
+        def ctas(case: Case, split: int = 0, **changes: bool) -> int:
+            return hopper_forward.cluster(given(case, BF16)[1], dataclasses.replace(config, **changes), split)
+
+        assert [ctas(pair(q_len=rows)) for rows in (1, 128, 129, 256, 257, 384, 385, 512)] == [1, 1, 2, 2, 1, 1, 2, 2]
+        assert ctas(PAIR, multicast=False) == ctas(PAIR, split=128) == 1
+        assert ctas(pair(causal=True)) == ctas(pair(window=(9, -1))) == 1
+        assert ctas(Case(q_lens=(200, 200), kv_lens=(5, 7))) == 1, "queries of their own may differ in length"
+
+
+def pair(**changes: Any) -> Case:
+    return dataclasses.replace(Case(q_len=200, kv_lens=KV_RESTS, heads=2, heads_kv=2, head_dim=128), **changes)
+
+
+PAIR = pair()
 
 
 @functools.cache
@@ -253,11 +300,11 @@ def test_no_batch_hangs():
     for index in range(200):
         count = int(random.integers(1, 9))
         kv_lens, q_lens = (tuple(int(x) for x in random.choice(lengths, count, p=odds)) for _ in range(2))
-        rows = {"q_len": int(random.choice([1, 100, 128, 200]))} if index % 2 else {"q_lens": q_lens}
+        rows = {"q_len": int(random.choice([1, 100, 128, 200, 256]))} if index % 2 else {"q_lens": q_lens}
         causal, heads_kv = index % 3 == 0, 1 + index % 4 // 2
         case = Case(kv_lens=kv_lens, heads=2, heads_kv=heads_kv, head_dim=64, causal=causal, **rows)
         schedule, sms = SCHEDULES[int(random.integers(len(SCHEDULES)))], int(random.integers(1, 4))
-        forward(case, index, schedule=schedule, sms=sms)
+        forward(case, index, schedule=schedule, sms=2 * sms)
         shared(case, index, schedule=schedule, sms=sms)
         if case.broadcast and not causal and heads_kv == 2:
             resident(case, index, sms=2 * sms)
@@ -266,6 +313,7 @@ def test_no_batch_hangs():
 RECORDED = {
     "forward": (forward, hopper_forward.ROLES, RESTS),
     "shared": (shared, hopper_backward.ROLES, RESTS),
+    "pair": (forward, hopper_forward.ROLES, PAIR),
     "resident": (resident, hopper_resident.ROLES, Case(q_len=100, kv_lens=KV_RESTS, heads=2, heads_kv=2, head_dim=128)),
 }
 
@@ -283,7 +331,9 @@ def test_what_roles_record(name, level):
     assert tiles.any() == (level != "cta") and waits.any() == (level == "wait")
     role = found.lane[found.event_lane] % len(roles)
     per_role = [sorted(found.tile[tiles & (role == place)].tolist()) for place in range(1, len(roles))]
-    assert all(own == per_role[0] and len(set(own)) == len(own) for own in per_role)
+    assert all(own == per_role[0] for own in per_role)
+    times = 2 if name == "pair" else 1  # each CTA its block
+    assert all(per_role[0].count(tile) == times for tile in per_role[0])
     assert not (tiles & (role == 0)).any()
     barriers = {number: barrier for barrier, number in lanes.WAITS.items()}
     for place, who in enumerate(roles):

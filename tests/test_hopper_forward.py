@@ -23,6 +23,7 @@ from jfa.validation import validate  # noqa: E402
 
 HALVES = [torch.float16, torch.bfloat16]
 SWITCHES = [{"pingpong": False}, {"peel": False}, {"early_fetch": False}, {"tail": 0}, {"registers": 232}]
+PAIR = Case(q_len=256, kv_lens=(256, 0, 257, 319, 1, 64, 3000, 0, 65), heads=2, heads_kv=1, head_dim=128)
 # Rests of 0, 1, 63 … 65 and 127 … 129 keys behind full blocks, and tiles of which one warpgroup has no rows.
 RESTS = Case(q_lens=(1, 64, 65, 128, 129, 200, 30), kv_lens=(256, 257, 319, 320, 321, 383, 384), head_dim=128)
 CUT = {
@@ -67,7 +68,9 @@ class TestOnTheGpu:
 
     @pytest.mark.parametrize("switch", SWITCHES, ids=str)
     @pytest.mark.parametrize(
-        "case", [RESTS, CASES["causal-short-kv"], CASES["window-both"]], ids=["rests", "causal", "window"]
+        "case",
+        [RESTS, CASES["causal-short-kv"], CASES["window-both"], PAIR],
+        ids=["rests", "causal", "window", "pair"],
     )
     def test_every_switch_computes_the_same(self, case, switch, monkeypatch):
         monkeypatch.setattr(
@@ -75,6 +78,20 @@ class TestOnTheGpu:
         )
         inputs, results = run(case)
         assert_results_close(results, inputs, **case.bounds)
+
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    @pytest.mark.parametrize("schedule", SCHEDULES)
+    def test_two_ctas_that_load_for_both_compute_what_one_does(self, schedule, head_dim, monkeypatch):
+        case = dataclasses.replace(PAIR, head_dim=head_dim)
+        inputs, results = run(case, schedule=schedule)
+        assert_results_close(results, inputs, **case.bounds)
+        monkeypatch.setattr(
+            choice,
+            "hopper_forward_config",
+            lambda dim: dataclasses.replace(hopper_forward_config(dim), multicast=False),
+        )
+        _, alone = run(case, schedule=schedule)
+        assert torch.equal(results.out, alone.out) and torch.equal(results.lse, alone.lse)
 
     @pytest.mark.parametrize("schedule", [*SCHEDULES, "auto"])
     @pytest.mark.parametrize(

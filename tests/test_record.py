@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 
 from jfa import instrument, schedule, workloads
+from jfa.attention import forward_items
+from jfa.validation import validate
 from profiling.errors import UserError
 from profiling.launching import prepare
 from profiling.record import _capacity, _tile_columns, record
@@ -67,7 +69,7 @@ def test_lanes_hold_what_a_cta_can_take(name: str, direction: str, device: str) 
 def test_a_tile_has_one_rank_under_every_schedule(name: str, direction: str, device: str) -> None:
     launcher = prepare(FEW, name, direction, torch.device(device))
     work = int(launcher.items.counts[0]) * launcher.heads
-    columns = _tile_columns(np.array([-1, *range(work)]), launcher, FEW)
+    columns = _tile_columns(np.array([-1, *range(work)]), np.zeros(1 + work, int), launcher, FEW)
     assert [int(column[0]) for column in columns.values()] == [-1] * 4
     batch, head, block = (columns[field][1:] for field in ("batch", "head", "block"))
     owner = FEW.q_lens if direction == "forward" else FEW.kv_lens
@@ -75,6 +77,24 @@ def test_a_tile_has_one_rank_under_every_schedule(name: str, direction: str, dev
     natural = [(b, i, h) for b, count in enumerate(blocks) for i in range(count) for h in range(launcher.heads)]
     assert [natural[rank] for rank in columns["tile"][1:]] == list(zip(batch, block, head, strict=True))
     assert len(set(columns["tile"])) == work + 1
+
+
+def test_each_cta_of_a_pair_has_a_block_of_its_own(device: str) -> None:
+    """A tile of two blocks, of which every other CTA does the second: recorded as the tiles they would be alone."""
+    few = replace(FEW, q_lens=np.full(len(FEW.kv_lens), 200))
+    alone = prepare(few, "static", "forward", torch.device(device))
+    work = int(alone.items.counts[0]) * alone.heads
+    expected = _tile_columns(np.arange(work), np.zeros(work, int), alone, few)
+    inputs = few.inputs(device)
+    problem = validate(inputs.q, inputs.k, inputs.v, inputs.kv_offsets)
+    units = forward_items(inputs.kv_offsets, None, problem, 2 * alone.block, "balanced")
+    paired = replace(alone, items=units, cluster=2, blocks=2)
+    count = int(units.counts[1]) * paired.heads
+    tile, cta = np.repeat(np.arange(count), 2), np.tile([4, 5], count)
+    found = _tile_columns(tile, cta, paired, few)
+    even = -(-200 // alone.block) % 2 == 0
+    assert even, "a tile of one block would have no second"
+    assert sorted(zip(*found.values(), strict=True)) == sorted(zip(*expected.values(), strict=True))
 
 
 def expected_tiles(recording: Recording, workload: workloads.Workload) -> set[tuple[int, int, int]]:

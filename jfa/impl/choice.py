@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ class Forward:
     """A forward kernel: its configuration, how it runs, and from how many keys on it cuts a sequence (0: never).
 
     ``kernel``: its function's name, which profilers show. ``roles``: its warpgroups that record by themselves; "cta"
-    where the whole CTA does.
+    where the whole CTA does. ``cluster``: CTAs that do a tile together, each ``config.block_q`` rows of it,
+    by problem, configuration and from how many keys on sequences are cut.
     """
 
     impl: str
@@ -41,6 +43,7 @@ class Forward:
     split: Callable[[Problem, int], int]
     ctas_per_sm: int
     roles: tuple[str, ...] = ("cta",)
+    cluster: Callable[[Problem, Any, int], int] = lambda problem, config, split: 1
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def forward_kernel(impl: str, capability: tuple[int, int] | None, head_dim: int,
             return hopper.split_for(problem, pinned, ctas)
 
         run = tune.forward if impl == "hopper-autotune" else hopper.forward
-        return Forward(impl, name, pinned, run, split, 1, hopper.ROLES)
+        return Forward(impl, name, pinned, run, split, 1, hopper.ROLES, hopper.cluster)
     from jfa.impl.triton import forward
 
     config = forward_config(capability, head_dim, itemsize)

@@ -100,6 +100,7 @@ _HOPPER_FORWARD = (
     ("early_fetch", False, "the next tile fetched while the current one is loaded"),
     ("tail", 0, "a product of its own size for a short rest of keys"),
     ("stages", 1, "buffers of K and V in flight"),
+    ("multicast", False, "K and V loaded once for both blocks of a shared Q, by two CTAs"),
     ("pingpong", True, "the two compute warpgroups take turns at the tensor cores"),
 )
 _TRITON_FORWARD = (

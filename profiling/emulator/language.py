@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,26 +152,28 @@ def tlx_of(world: World) -> SimpleNamespace:
                 raise EmulationError(f"{cta.bytes:,} bytes of shared memory; a CTA has {SHARED_LIMIT:,}")
         return made
 
-    def alloc_barriers(num_barriers: int, arrive_count: int) -> list[Barrier]:
+    def alloc_barriers(num_barriers: int, arrive_count: int, by_thread: bool = False) -> list[Barrier]:
         cta = _loading(world)
         made = [
-            Barrier(world, f"barrier {len(cta.barriers) + i} of CTA {cta.index}", arrive_count)
+            Barrier(world, f"barrier {len(cta.barriers) + i} of CTA {cta.index}", arrive_count, by_thread)
             for i in range(num_barriers)
         ]
         cta.barriers += made
         return made
 
     def alloc_warp_barrier(num_barriers: int, num_warps: int = 1, num_arrivals: int = 1) -> list[Barrier]:
-        # A task's threads go together here, so that one call is one arrival, whatever its warps.
-        return alloc_barriers(num_barriers, num_arrivals)
+        return alloc_barriers(num_barriers, WARP * num_warps * num_arrivals, by_thread=True)
 
     def barrier_wait(barrier: Barrier, phase: int) -> None:
         barrier.wait(int(phase))
 
-    def barrier_arrive(barrier: Barrier, count: int = 1, remote_cta_rank: int | None = None) -> None:
+    def barrier_arrive(
+        barrier: Barrier, count: int = 1, remote_cta_rank: int | None = None, pred: float = True
+    ) -> None:
+        # A task's threads go together here, so that a predicate is the share of them for which it holds.
         world.pause()
         target = barrier if remote_cta_rank is None else world.me().cta.twin(barrier, int(remote_cta_rank))
-        target.arrive(count)
+        target.arrive(int(count * world.me().threads * pred) if barrier.by_thread else count)
 
     def local_load(view: View, layout: Any = None) -> Tensor:
         return view.values.clone()
@@ -186,18 +189,18 @@ def tlx_of(world: World) -> SimpleNamespace:
             for allocation in cta.allocations:
                 allocation.unfenced = [write for write in allocation.unfenced if write[0] is not world.me()]
 
-    def async_descriptor_load(descriptor: Any, view: View, at: list[int], barrier: Barrier) -> None:
+    def async_descriptor_load(
+        descriptor: Any, view: View, at: list[int], barrier: Barrier, multicast_targets: Any = ()
+    ) -> None:
         at = [int(place) for place in at]
-        view.lose()
-
-        def work() -> None:
-            index, inside = descriptor_index(descriptor, at)
-            found = torch.zeros(index.shape, dtype=descriptor.base.dtype)
-            found[inside] = Pointer.to(descriptor.base)._at(index[inside])
-            view.values.copy_(found.view(view.values.shape))
-            barrier.complete(view.values.numel() * view.values.element_size())
-
-        world.later("a TMA load", work)
+        me = world.me().cta
+        # To each CTA at its own moment; what is given is of the CTA that issues it.
+        for cta in [me.cluster[int(rank)] for rank in multicast_targets] or [me]:
+            own = cta is me
+            there = view if own else view.of(me.twin(view.allocation, cta.rank))
+            full = barrier if own else me.twin(barrier, cta.rank)
+            there.lose()
+            world.later("a TMA load", partial(_bring, descriptor, there, at, full, cta))
         world.pause()
 
     def async_load(pointer: Pointer, view: View, *, bulk: bool, barrier: Barrier) -> None:
@@ -333,6 +336,17 @@ def task_of(world: World, cta: Cta, name: str, warps: int, replica: int, body: C
     task = Task(f"CTA {cta.index} {name}", cta, warps * WARP, body)
     task.replica = replica
     return task
+
+
+def _bring(descriptor: Any, view: View, at: list[int], barrier: Barrier, cta: Cta) -> None:
+    """A load's bytes come to shared memory of ``cta``."""
+    if cta.ended:
+        raise EmulationError(f"a TMA load comes to CTA {cta.index}, which has ended")
+    index, inside = descriptor_index(descriptor, at)
+    found = torch.zeros(index.shape, dtype=descriptor.base.dtype)
+    found[inside] = Pointer.to(descriptor.base)._at(index[inside])
+    view.values.copy_(found.view(view.values.shape))
+    barrier.complete(view.values.numel() * view.values.element_size())
 
 
 def _loading(world: World) -> Cta:

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jfa import instrument
+from jfa.impl.hopper import primitives
 from profiling.emulator.language import Cta, task_of, tl_of, tlx_of
 from profiling.emulator.memory import Pointer
 from profiling.emulator.scheduler import World
@@ -79,6 +80,7 @@ class Source:
             id(instrument.read_sm.fn): lambda: world.me().cta.index,
             id(instrument.read_low_clock.fn): self._now,
             id(instrument.start_count.fn): lambda roles: 0,
+            id(primitives.one_of_eight.fn): lambda: 1 / 8,
             id(instrument.store_word.fn): self._store_word,
             id(instrument.store_pair.fn): self._store_pair,
         }

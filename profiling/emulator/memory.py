@@ -131,6 +131,11 @@ class View:
         if task is not None:
             self.allocation.unfenced.append((task, *self._bytes()))
 
+    def of(self, allocation: Allocation) -> View:
+        """The same part of another CTA's allocation."""
+        values, flat = self.values, allocation.data.view(self.values.dtype)
+        return View(allocation, flat.as_strided(values.shape, values.stride(), values.storage_offset()))
+
     def lose(self) -> None:
         """Forget the values: an engine writes others at some moment from now on."""
         self.values.fill_(float("nan") if self.values.is_floating_point() else -1)

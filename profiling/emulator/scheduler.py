@@ -183,10 +183,10 @@ class World:
 
 
 class Barrier:
-    """An mbarrier in a CTA's shared memory."""
+    """An mbarrier in a CTA's shared memory; ``by_thread``: at which every thread arrives for itself."""
 
-    def __init__(self, world: World, name: str, count: int) -> None:
-        self.world, self.name, self.count = world, name, count
+    def __init__(self, world: World, name: str, count: int, by_thread: bool = False) -> None:
+        self.world, self.name, self.count, self.by_thread = world, name, count, by_thread
         self.index, self._pending, self._bytes = 0, count, 0
 
     def arrive(self, count: int = 1) -> None:

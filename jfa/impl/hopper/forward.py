@@ -4,6 +4,9 @@ Roles of a CTA: ``load`` (the default warps) walks over the tile table, fetches 
 loaded, and brings Q, K and V in by TMA; two ``mma`` warpgroups own half of the tile's rows each, hold scores, weights
 and output in registers, and take turns at the tensor cores, so that one's softmax runs under the other's products.
 
+With ``CLUSTER`` 2 a tile is two blocks of queries, of which each CTA of a pair does one: each loads half of every block
+of K and V into both CTAs, and rank 0 takes the tiles for both.
+
 K and V pass through a ring of ``STAGES`` buffers. Blocks come in the order: a short rest of at most ``TAIL`` keys with
 a product of its own size, the last (maybe partial) block, then the full ones from the first on; so the loop itself
 needs no mask. Ragged descriptors give zeros behind a sequence's last row and never write there.
@@ -13,6 +16,8 @@ as the sum of two of q's type; ``merge`` joins them.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -48,7 +53,10 @@ _V_FULL = tl.constexpr(lanes.WAITS["v_full"])
 _V_EMPTY = tl.constexpr(lanes.WAITS["v_empty"])
 _KIND_TILE = tl.constexpr(lanes.KINDS["tile"])
 _KIND_ZERO = tl.constexpr(lanes.KINDS["zero"])
+_NEXT_FULL = tl.constexpr(lanes.WAITS["next_full"])
+_NEXT_EMPTY = tl.constexpr(lanes.WAITS["next_empty"])
 _PART_SHIFT = tl.constexpr(schedule.PART_SHIFT)
+_DEAL_ON_DEMAND = tl.constexpr(schedule.DEAL_ON_DEMAND)
 _EXP = tl.constexpr(left_out.CODES["exp"])
 _LOADS = tl.constexpr(left_out.CODES["loads"])
 _STORE = tl.constexpr(left_out.CODES["store"])
@@ -146,6 +154,35 @@ def _clear_rest(
     return cleared
 
 
+@triton.jit
+def _load(desc, tile, full, start, rows, row, column, rank, CLUSTER: tl.constexpr):
+    """Load keys or values into this CTA's tile, or into those of both CTAs of a pair."""
+    if CLUSTER == 2:
+        hopper.load_for_both(desc, tile, full, start, rows, row, column, rank)
+    else:
+        hopper.load(desc, tile, full, start, rows, row, column)
+
+
+@triton.jit
+def _agree(
+    taken, turn, sent, came, next_empty, next_full, rank, lane, noted, capacity, named, LEVEL: tl.constexpr
+):  # fmt: skip
+    """(the tile that rank 0 has taken, in both CTAs of a pair; the lane's count of events)."""
+    slot = turn % _SLOTS
+    phase = (turn // _SLOTS) & 1
+    if rank == 0:
+        noted = hopper.wait(next_empty[slot], phase ^ 1, lane, noted, capacity, _NEXT_EMPTY, slot, named, LEVEL)
+        tlx.local_store(sent[slot], tl.full((4,), 0, tl.int32) + taken)
+        tlx.fence("async_shared")
+        tlx.async_remote_shmem_copy(came[slot], sent[slot], 1, next_full[slot])
+    else:
+        tlx.barrier_expect_bytes(next_full[slot], 16)
+        noted = hopper.wait(next_full[slot], phase, lane, noted, capacity, _NEXT_FULL, slot, named, LEVEL)
+        taken = tl.max(tlx.local_load(came[slot]), 0)
+        tlx.barrier_arrive(next_empty[slot], 1, 0)
+    return taken, noted
+
+
 @triton.jit(
     do_not_specialize=["batch_count", "q_uniform", "total_q", "q_stride", "split", "before", "after", "capacity"],
     do_not_specialize_on_alignment=["counter"],
@@ -191,11 +228,16 @@ def jfa_forward_hopper(
     PINGPONG: tl.constexpr,
     PEEL: tl.constexpr,
     EARLY_FETCH: tl.constexpr,
+    CLUSTER: tl.constexpr,
     DEAL: tl.constexpr,
     LEVEL: tl.constexpr,
     LEAVE_OUT: tl.constexpr,
 ):
     HALF: tl.constexpr = BLOCK_Q // 2
+    UNIT: tl.constexpr = BLOCK_Q * CLUSTER
+    # Warps whose threads all arrive when a buffer is released: two warpgroups', and a warp's worth of the other CTA's.
+    RELEASERS: tl.constexpr = 7 + CLUSTER
+    AGREE: tl.constexpr = CLUSTER == 2 and DEAL == _DEAL_ON_DEMAND
     MASKED: tl.constexpr = HAS_BEFORE or HAS_AFTER
     ELEMENT: tl.constexpr = tlx.size_of(tlx.dtype_of(k_desc))
     # Sums stay numbers: products of infinities might take less power, and a GPU at its limit clock higher.
@@ -209,9 +251,9 @@ def jfa_forward_hopper(
     q_full = tlx.alloc_barriers(num_barriers=2, arrive_count=1)
     q_empty = tlx.alloc_warp_barrier(num_barriers=2, num_warps=4, num_arrivals=2)
     k_full = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=1)
-    k_empty = tlx.alloc_warp_barrier(num_barriers=STAGES, num_warps=4, num_arrivals=2)
+    k_empty = tlx.alloc_warp_barrier(num_barriers=STAGES, num_warps=RELEASERS)
     v_full = tlx.alloc_barriers(num_barriers=STAGES, arrive_count=1)
-    v_empty = tlx.alloc_warp_barrier(num_barriers=STAGES, num_warps=4, num_arrivals=2)
+    v_empty = tlx.alloc_warp_barrier(num_barriers=STAGES, num_warps=RELEASERS)
     # A work item: tile (−1 ends), batch, first query row of the tile in its sequence, q's first row and length of the
     # sequence, first key row and number of keys of the tile; of a sequence that is cut which part, and all its keys.
     item_full = tlx.alloc_warp_barrier(num_barriers=_SLOTS, num_warps=4, num_arrivals=1)
@@ -226,14 +268,24 @@ def jfa_forward_hopper(
     item_part = tlx.local_alloc((1,), tl.int32, _SLOTS)
     item_kv_all = tlx.local_alloc((1,), tl.int32, _SLOTS)
 
+    if AGREE:
+        # The next tile, which rank 0 takes for both CTAs and tells rank 1; 16 bytes are the least that can be copied.
+        sent = tlx.local_alloc((4,), tl.int32, _SLOTS)
+        came = tlx.local_alloc((4,), tl.int32, _SLOTS)
+        next_full = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=1)
+        next_empty = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=1)
+
     own = tl.program_id(0)
+    rank = 0
+    if CLUSTER == 2:
+        rank = tlx.cluster_cta_rank()
     work = tl.load(counts)
     tile_count = work * heads
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
             lane, noted = instrument.open_lane(recorder, own * _ROLES, capacity, LEVEL, True)
-            tile = own
+            tile = own // CLUSTER
             turn = 0
             loaded = 0
             batch = 0
@@ -252,8 +304,8 @@ def jfa_forward_hopper(
                 block = block & ((1 << _PART_SHIFT) - 1)
                 named = tile
                 if not MASKED:
-                    head, block, named = hopper.side_by_side(tile, block, heads, (q_len + BLOCK_Q - 1) // BLOCK_Q)
-                first = block * BLOCK_Q
+                    head, block, named = hopper.side_by_side(tile, block, heads, (q_len + UNIT - 1) // UNIT)
+                first = block * UNIT + rank * BLOCK_Q
                 if SPLIT:
                     kv_start += part * split
                     kv_len = tl.minimum(kv_all - part * split, split)
@@ -307,12 +359,12 @@ def jfa_forward_hopper(
                             k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, named, LEVEL
                         )
                         k_short = tlx.local_reinterpret(k_tiles[stage], dtype, [TAIL, DIM])
-                        hopper.load(k_tail_desc, k_short, k_full[stage], origin, kv_len, high - short, column)
+                        _load(k_tail_desc, k_short, k_full[stage], origin, kv_len, high - short, column, rank, CLUSTER)
                         noted = hopper.wait(
                             v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, named, LEVEL
                         )
                         v_short = tlx.local_reinterpret(v_tiles[stage], dtype, [TAIL, DIM])
-                        hopper.load(v_tail_desc, v_short, v_full[stage], origin, kv_len, high - short, column)
+                        _load(v_tail_desc, v_short, v_full[stage], origin, kv_len, high - short, column, rank, CLUSTER)
                         loaded += 1
 
                 # The next tile, fetched a step at a time while the ring is full, so that no load waits for it.
@@ -328,21 +380,33 @@ def jfa_forward_hopper(
                     if LEAVE_OUT == _LOADS:
                         origin = hot - start
                     noted = hopper.wait(k_empty[stage], phase ^ 1, lane, noted, capacity, _K_EMPTY, stage, named, LEVEL)
-                    hopper.load(k_desc, k_tiles[stage], k_full[stage], origin, kv_len, start, column)
+                    _load(k_desc, k_tiles[stage], k_full[stage], origin, kv_len, start, column, rank, CLUSTER)
                     noted = hopper.wait(v_empty[stage], phase ^ 1, lane, noted, capacity, _V_EMPTY, stage, named, LEVEL)
-                    hopper.load(v_desc, v_tiles[stage], v_full[stage], origin, kv_len, start, column)
+                    _load(v_desc, v_tiles[stage], v_full[stage], origin, kv_len, start, column, rank, CLUSTER)
                     loaded += 1
                     if EARLY_FETCH and step == 0:
-                        next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
+                        if not AGREE or rank == 0:
+                            next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL, CLUSTER)
                     elif EARLY_FETCH and step == 1:
+                        if AGREE:
+                            next_tile, noted = _agree(
+                                next_tile, turn, sent, came, next_empty, next_full, rank, lane, noted, capacity, named,
+                                LEVEL,
+                            )  # fmt: skip
                         if next_tile < tile_count:
                             next_batch = tl.load(pairs + 2 * (next_tile // heads))
                             next_block = tl.load(pairs + 2 * (next_tile // heads) + 1)
                     if EARLY_FETCH:
                         fetched = step + 1
                 if fetched < 1:
-                    next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
+                    if not AGREE or rank == 0:
+                        next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL, CLUSTER)
                 if fetched < 2:
+                    if AGREE:
+                        next_tile, noted = _agree(
+                            next_tile, turn, sent, came, next_empty, next_full, rank, lane, noted, capacity, named,
+                            LEVEL,
+                        )  # fmt: skip
                     if next_tile < tile_count:
                         next_batch = tl.load(pairs + 2 * (next_tile // heads))
                         next_block = tl.load(pairs + 2 * (next_tile // heads) + 1)
@@ -356,6 +420,18 @@ def jfa_forward_hopper(
             )
             hopper.put(item_tile[slot], -1)
             tlx.barrier_arrive(item_full[slot], 1)
+            if CLUSTER == 2:
+                # A CTA must not end before the other's last word to it has come.
+                for ahead in range(STAGES):
+                    stage = (loaded + ahead) % STAGES
+                    phase = ((loaded + ahead) // STAGES) & 1
+                    tlx.barrier_wait(k_empty[stage], phase ^ 1)
+                    tlx.barrier_wait(v_empty[stage], phase ^ 1)
+            if AGREE:
+                if rank == 0:
+                    for ahead in range(_SLOTS):
+                        slot = (turn + ahead) % _SLOTS
+                        tlx.barrier_wait(next_empty[slot], (((turn + ahead) // _SLOTS) & 1) ^ 1)
             instrument.close_lane(lane, noted, LEVEL)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
@@ -399,7 +475,10 @@ def jfa_forward_hopper(
                 )
 
                 both = first + HALF < q_len
-                if (wg == 0) | both:
+                mine = (wg == 0) | both
+                if CLUSTER == 2:
+                    mine = first + wg * HALF < q_len
+                if mine:
                     row_max = tl.full((HALF,), float("-inf"), tl.float32)
                     row_sum = tl.zeros((HALF,), dtype=tl.float32)
                     acc = tl.zeros((HALF, DIM), dtype=tl.float32)
@@ -414,7 +493,7 @@ def jfa_forward_hopper(
                             k_short = tlx.local_reinterpret(k_tiles[stage], dtype, [TAIL, DIM])
                             s_short = tlx.async_dot(q_tile, tlx.local_trans(k_short))
                             s_short = tlx.async_dot_wait(0, s_short)
-                            tlx.barrier_arrive(k_empty[stage], 1)
+                            hopper.release(k_empty[stage], rank, CLUSTER)
                             columns = tl.arange(0, TAIL)
                             s_short = tl.where((columns < short)[None, :], s_short, UNSEEN)
                             p_short, rescale, row_max, row_sum = _softmax(
@@ -426,7 +505,7 @@ def jfa_forward_hopper(
                             v_short = tlx.local_reinterpret(v_tiles[stage], dtype, [TAIL, DIM])
                             acc = tlx.async_dot(p_short.to(dtype), v_short, acc)
                             acc = tlx.async_dot_wait(0, acc)
-                            tlx.barrier_arrive(v_empty[stage], 1)
+                            hopper.release(v_empty[stage], rank, CLUSTER)
                             used += 1
                     if blocks > 0:
                         stage = used % STAGES
@@ -441,7 +520,7 @@ def jfa_forward_hopper(
                             if both:
                                 hopper.pass_turn(wg)
                         scores = tlx.async_dot_wait(0, scores)
-                        tlx.barrier_arrive(k_empty[stage], 1)
+                        hopper.release(k_empty[stage], rank, CLUSTER)
                         start = low + _place_of(0, blocks, PEEL) * BLOCK_KV
                         if MASKED:
                             mask = primitives.visible(
@@ -482,7 +561,7 @@ def jfa_forward_hopper(
                                 if both:
                                     hopper.pass_turn(wg)
                             scores = tlx.async_dot_wait(1, scores)
-                            tlx.barrier_arrive(k_empty[stage], 1)
+                            hopper.release(k_empty[stage], rank, CLUSTER)
                             start = low + _place_of(step, blocks, PEEL) * BLOCK_KV
                             if not PEEL:
                                 scores = _up_to(scores, start, high, BLOCK_KV, UNSEEN)
@@ -497,7 +576,7 @@ def jfa_forward_hopper(
                                 scores, row_max, row_sum, score_scale, MASKED, LEAVE_OUT
                             )
                             acc = tlx.async_dot_wait(0, acc)
-                            tlx.barrier_arrive(v_empty[behind], 1)
+                            hopper.release(v_empty[behind], rank, CLUSTER)
                             acc = acc * rescale[:, None]
                             used += 1
                         behind = (used - 1) % STAGES
@@ -514,7 +593,7 @@ def jfa_forward_hopper(
                         )
                         acc = tlx.async_dot(p.to(dtype), v_tiles[behind], acc)
                         acc = tlx.async_dot_wait(0, acc)
-                        tlx.barrier_arrive(v_empty[behind], 1)
+                        hopper.release(v_empty[behind], rank, CLUSTER)
                     tlx.barrier_arrive(q_empty[q_slot], 1)
 
                     acc, row_lse = _normalise(acc, row_max, row_sum, MASKED)
@@ -547,9 +626,9 @@ def jfa_forward_hopper(
                         stage = used % STAGES
                         phase = (used // STAGES) & 1
                         noted = hopper.wait(k_full[stage], phase, lane, noted, capacity, _K_FULL, stage, tile, LEVEL)
-                        tlx.barrier_arrive(k_empty[stage], 1)
+                        hopper.release(k_empty[stage], rank, CLUSTER)
                         noted = hopper.wait(v_full[stage], phase, lane, noted, capacity, _V_FULL, stage, tile, LEVEL)
-                        tlx.barrier_arrive(v_empty[stage], 1)
+                        hopper.release(v_empty[stage], rank, CLUSTER)
                         used += 1
                     tlx.barrier_arrive(q_empty[q_slot], 1)
                 instrument.end_span(lane, begun, capacity, tile, LEVEL, 2)
@@ -571,7 +650,7 @@ def jfa_forward_hopper(
             instrument.begin_span(lane, noted, capacity, _KIND_ZERO, -1, LEVEL, 2)
             cleared = _clear_rest(
                 out, lse, pairs, counts, work, q_offsets, batch_count, q_uniform, heads, total_q, own * 2 + wg,
-                tl.num_programs(0) * 2, BROADCAST_Q, BLOCK_Q, DIM,
+                tl.num_programs(0) * 2, BROADCAST_Q, UNIT, DIM,
             )  # fmt: skip
             if cleared > 0:
                 noted = instrument.end_span(lane, noted, capacity, -1, LEVEL, 2)
@@ -597,16 +676,14 @@ def forward(
     split = run.items.split
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     half, tail = config.block_q // 2, config.tail or config.block_kv
-    grid = launch.grid(run, problem.heads, q.device, 1)
+    together = cluster(problem, config, split)
+    grid = launch.grid(run, problem.heads, q.device, 1, together)
     partial_out, partial_lse = merging.partials(problem, split, config.block_q, q)
     facts = {"heads": problem.heads, "head_dim": problem.head_dim}
     with instrument.launch_range("jfa_forward", run.schedule, **facts):
         compiled = jfa_forward_hopper[(grid,)](
             launch.ragged_descriptor(q_rows, half),
-            launch.ragged_descriptor(k_rows, config.block_kv),
-            launch.ragged_descriptor(v_rows, config.block_kv),
-            launch.ragged_descriptor(k_rows, tail),
-            launch.ragged_descriptor(v_rows, tail),
+            *(_descriptor(rows, count, together) for count in (config.block_kv, tail) for rows in (k_rows, v_rows)),
             launch.ragged_descriptor(out, half),
             out,
             lse,
@@ -643,17 +720,40 @@ def forward(
             PINGPONG=config.pingpong,
             PEEL=config.peel,
             EARLY_FETCH=config.early_fetch,
+            CLUSTER=together,
             DEAL=schedule.deal(run.schedule),
             LEVEL=run.recorder.number,
             LEAVE_OUT=left_out.code(jfa_forward_hopper.__name__, run.leave_out),
             num_warps=4,
             num_stages=1,
             ptx_options=config.ptx_options,
+            **({"ctas_per_cga": (together, 1, 1)} if together > 1 else {}),
         )
     run.compiled.append(compiled)
     if partial_out is not None and partial_lse is not None:
         merging.merge(out, lse, partial_out, partial_lse, q_offsets, kv_offsets, problem, run)
     return out, lse
+
+
+def _descriptor(rows: Tensor, count: int, together: int) -> Any:
+    """Of ``count`` keys of a head, or of the half that a CTA of two loads: see `hopper.load_for_both`."""
+    dim = rows.shape[2]
+    if together == 1:
+        return launch.ragged_descriptor(rows, count)
+    if dim * rows.element_size() > 128:
+        return launch.ragged_descriptor(rows, count, dim // 2)
+    return launch.ragged_descriptor(rows, count // 2)
+
+
+def cluster(problem: Problem, config: HopperForwardConfig, split: int) -> int:
+    """CTAs that do a tile together, a block of queries each, and load its keys once for both: 1 or 2.
+
+    Two where all queries see all keys and every sequence has an even number of blocks, which the host knows of a shared
+    Q; not where sequences are cut, after which tiles are about equal and half as many of them even out less.
+    """
+    masked = problem.window_left >= 0 or problem.window_right >= 0
+    even = problem.broadcast_q and triton.cdiv(problem.q_len, config.block_q) % 2 == 0
+    return 2 if config.multicast and even and not masked and split == 0 else 1
 
 
 def score_scale(problem: Problem) -> float:

@@ -11,6 +11,7 @@ from jfa import instrument, lanes
 RAGGED_ROWS = tl.constexpr(1 << 30)
 """Rows that a ragged descriptor pretends to have: see :func:`ragged`."""
 _PAIR = tl.constexpr(256)
+_PLACE_OF_EIGHT = tl.constexpr("{ .reg .u32 thread; mov.u32 thread, %tid.x; and.b32 $0, thread, 7; }")
 _FIRST_BARRIER = tl.constexpr(9)
 _TURN = tl.constexpr(lanes.WAITS["turn"])
 _HOT_BLOCKS = tl.constexpr(128)
@@ -85,6 +86,50 @@ def load(desc, tile, full, start, rows, row, column):
     tlx.async_descriptor_load(
         desc, tlx.local_reshape(tile, [1, 1, height, width]), ragged(start, rows, row, column), full
     )
+
+
+@triton.jit
+def load_for_both(desc, tile, full, start, rows, row, column, rank):
+    """As :func:`load`, by both CTAs of a cluster: each brings half of the tile into both, ``desc`` being of a half.
+
+    The halves are the columns where a row has more than 128 bytes, else the rows: as shared memory has them.
+    """
+    height: tl.constexpr = tile.shape[0]
+    width: tl.constexpr = tile.shape[1]
+    element: tl.constexpr = tlx.size_of(tlx.dtype_of(desc))
+    by_columns: tl.constexpr = width * element > 128
+    own_rows: tl.constexpr = height if by_columns else height // 2
+    own_width: tl.constexpr = width // 2 if by_columns else width
+    tlx.barrier_expect_bytes(full, height * width * element)
+    whole = tlx.local_reshape(tile, [1, 1, height, width])
+    if by_columns:
+        at = ragged(start, rows, row, column + rank * own_width)
+    else:
+        at = ragged(start, rows, row + rank * own_rows, column)
+    if rank == 0:
+        half = tlx.local_slice(whole, [0, 0, 0, 0], [1, 1, own_rows, own_width])
+        tlx.async_descriptor_load(desc, half, at, full, multicast_targets=[0, 1])
+    else:
+        half = tlx.local_slice(whole, [0, 0, height - own_rows, width - own_width], [1, 1, own_rows, own_width])
+        tlx.async_descriptor_load(desc, half, at, full, multicast_targets=[0, 1])
+
+
+@triton.jit
+def one_of_eight():
+    """Whether this thread is every eighth of its warp."""
+    place = tl.inline_asm_elementwise(_PLACE_OF_EIGHT, "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+    return place == 0
+
+
+@triton.jit
+def release(empty, rank, CLUSTER: tl.constexpr):
+    """A compute warpgroup is done with a buffer that its whole cluster's loads go to.
+
+    The other CTA gets a message of every eighth thread only, as many in all as a warp has threads.
+    """
+    tlx.barrier_arrive(empty, 1)
+    if CLUSTER == 2:
+        tlx.barrier_arrive(empty, 1, 1 - rank, pred=one_of_eight())
 
 
 @triton.jit

@@ -95,11 +95,14 @@ def capability(device: torch.device) -> tuple[int, int] | None:
     return None if INTERPRETED else torch.cuda.get_device_capability(device)
 
 
-def grid(run: Run, heads: int, device: torch.device, ctas_per_sm: int) -> int:
-    """CTAs of a launch: one a tile for ``grid``, else as many as run at once; at least one, which clears the output."""
+def grid(run: Run, heads: int, device: torch.device, ctas_per_sm: int, cluster: int = 1) -> int:
+    """CTAs of a launch: one a tile for ``grid``, else as many as run at once; at least one, which clears the output.
+
+    ``cluster``: CTAs that do a tile together.
+    """
     if schedules.deal(run.schedule) == schedules.DEAL_ONCE:
-        return max(run.items.max_items * heads, 1)
-    return sm_count(device) * ctas_per_sm
+        return max(run.items.max_items * heads, 1) * cluster
+    return sm_count(device) * ctas_per_sm // cluster * cluster
 
 
 def precision(tensor: Tensor) -> str:

@@ -19,20 +19,20 @@ def wide(value):
 
 
 @triton.jit
-def next_tile(tile, turn, counter, tile_count, DEAL: tl.constexpr):
+def next_tile(tile, turn, counter, tile_count, DEAL: tl.constexpr, CLUSTER: tl.constexpr = 1):
     """The tile this CTA takes after ``tile``, its ``turn``-th (counted from 1); ``tile_count`` or more ends the loop.
 
     The first tile is the CTA's own index. Zigzag deals rounds of tiles to the CTAs, every other round backwards, so
     that over a sorted list each CTA gets long and short ones alike. On demand, ``counter`` starts at 0 and hands out
     the tiles behind the first round.
     """
-    ctas = tl.num_programs(0)
+    ctas = tl.num_programs(0) // CLUSTER
     if DEAL == _DEAL_ONCE:
         return tile_count
     elif DEAL == _DEAL_STRIDED:
         return tile + ctas
     elif DEAL == _DEAL_ZIGZAG:
-        own = tl.program_id(0)
+        own = tl.program_id(0) // CLUSTER
         return turn * ctas + tl.where(turn % 2 == 0, own, ctas - 1 - own)
     else:
         return ctas + tl.atomic_add(counter, 1, sem="relaxed")

@@ -298,7 +298,7 @@ def _blocks(q: Tensor, problem: Problem, forward: Forward, impl: str, determinis
 
     backward = _backward_kernel(impl, q, problem, deterministic)
     split = forward.split(problem, launch.sm_count(q.device) * forward.ctas_per_sm)
-    return forward.config.block_q * forward.cluster(problem, forward.config, split), backward.config.block_kv, split
+    return forward.config.block_q * forward.cluster_of(problem, forward.config, split), backward.config.block_kv, split
 
 
 def _check_blocks(planned: list[int], used: tuple[int, int, int]) -> None:

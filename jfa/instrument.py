@@ -3,7 +3,7 @@
 Device functions are no-ops (and leave no instruction) when ``LEVEL`` is below theirs: a kernel compiled at level
 ``off`` is the kernel without a recorder. The layout of what they write is in :mod:`jfa.lanes`.
 
-Any Triton kernel can carry it::
+Any Triton kernel can carry it (``count`` is a thread's own: hand it on, do not branch on it)::
 
     @triton.jit
     def kernel(..., recorder, capacity, LEVEL: tl.constexpr):
@@ -45,12 +45,12 @@ _SILENT = tl.constexpr(1 << 30)
 """Where threads that write nothing start to count: above any capacity, so that one comparison finds room and leader."""
 
 
-def _where_room(instruction: str, first: int = 1) -> tl.constexpr:
-    """PTX of an instruction done where operand ``first``, a count, is below the next one; $0 is 0 elsewhere."""
+def _where_room(instruction: str) -> tl.constexpr:
+    """PTX of an instruction done where operand 1, a count, is below operand 2; $0 is 0 elsewhere."""
     return tl.constexpr(
         f"""{{
         .reg .pred room;
-        setp.lt.s32 room, ${first}, ${first + 1};
+        setp.lt.s32 room, $1, $2;
         mov.b{64 if "u64" in instruction else 32} $0, 0;
         @room {instruction}
         }}"""
@@ -64,6 +64,7 @@ _WORD, _PAIR = _where_room("st.global.b64 [$3], $4;"), _where_room("st.global.v2
 
 
 def _start_of_count(mask: int) -> tl.constexpr:
+    """PTX of a count's start: 0 in threads whose index has none of the mask's bits, _SILENT in the others."""
     return tl.constexpr(
         f"""{{
         .reg .pred leader;
@@ -131,7 +132,8 @@ def store_pair(address, first, second, count, limit):
 def open_lane(recorder, lane, capacity, LEVEL: tl.constexpr, ROLES: tl.constexpr = False):
     """(address of this lane, its count of events); writes the start half of its header (level cta and above).
 
-    ``ROLES``: each warpgroup of the CTA has a lane of its own. Only one thread of a lane counts from 0 and writes.
+    ``ROLES``: each warpgroup of the CTA has a lane of its own. Only one thread of a lane counts from 0 and writes: the
+    count differs from thread to thread, and is to be handed on, not branched on.
     """
     if LEVEL >= 1:
         count = start_count(ROLES)
@@ -186,7 +188,7 @@ def behind(count, LEVEL: tl.constexpr, AT: tl.constexpr):
 
 @triton.jit
 def begin_wait(count, capacity, LEVEL: tl.constexpr):
-    """When a wait begins, in cycles (level wait)."""
+    """When a wait begins, in cycles (level wait); 0 in threads that write nothing."""
     if LEVEL >= 3:
         return read_clock(count, capacity)
     else:

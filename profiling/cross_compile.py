@@ -210,14 +210,14 @@ def compile_hopper_forward(
 ) -> Compiled:
     """The forward for sm_90 as the op launches it; ``cluster``: CTAs that load keys together."""
     from jfa.impl.hopper.forward import jfa_forward_hopper
+    from jfa.impl.triton.launch import half_block
 
     def ragged(block: int) -> str:
         return f"tensordesc<{kind}[1, 1, {block}, {dim}]>"
 
     def keys(block: int) -> str:
-        if cluster == 1:
-            return ragged(block)
-        return f"tensordesc<{kind}[1, 1, {block * dim // 128}, 64]>"
+        rows, width = (block, dim) if cluster == 1 else half_block(block, dim, 2)
+        return f"tensordesc<{kind}[1, 1, {rows}, {width}]>"
 
     tail = 0 if causal or window else config.tail
     half = config.block_q // 2

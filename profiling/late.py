@@ -4,7 +4,9 @@ A barrier's name says who ends its waits: `x_full` is completed by the roles tha
 `x_empty` by those that wait for `x_full`; what has no such twin (`turn`) by the other roles that wait for it too. The
 moment at which a role got hold of the buffer is the end of its own wait for the twin of that buffer; before it, the
 role was waiting for something else or working, afterwards the buffer was "in flight" (a load on its way) or "in use".
-Where several roles end a wait, the one that got hold of the buffer last was late.
+Where several roles end a wait, the one that got hold of the buffer last was late. It is looked for in the waiting
+role's own CTA: of two CTAs that load for both (`kernel.blocks` 2) the other's part in it is not told apart, and who
+takes tiles for the pair is "unknown".
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ def late(recording: Recording, role: str | None = None) -> pd.DataFrame:
     result = result[result["total_ns"] > 0]
     result["share"] = result["total_ns"] / np.array([lived[name] for name in result["role"]], dtype=float)
     result = result.sort_values("total_ns", ascending=False, kind="stable").reset_index(drop=True)
-    result.attrs = {"grade": "derived", "title": recording.title(), "warnings": recording.warnings()}
+    warnings = recording.warnings()
+    if recording.get("kernel.blocks") == 2:
+        warnings.append("two CTAs load each buffer for both: that the other one is late shows as a load in flight")
+    result.attrs = {"grade": "derived", "title": recording.title(), "warnings": warnings}
     return result
 
 

@@ -40,7 +40,7 @@ class Launcher:
     """Called with a `Recorder`."""
     impl: str = "triton"
     cluster: int = 1
-    """CTAs that do a tile together, and each record it."""
+    """CTAs that do a tile together: where it has ``blocks``, each records its own, else each records the tile."""
     blocks: int = 1
     """Blocks of ``block`` rows in a tile: each CTA of a cluster does one, or all do the one together."""
     roles: tuple[str, ...] = ("cta",)
@@ -162,7 +162,7 @@ def prepare(
     forward_as = forward.config if config is None or direction != "forward" else cast("Any", config)
     ctas_per_sm = getattr(forward_as, "ctas_per_sm", forward.ctas_per_sm)
     parts = forward.split(problem, launch.sm_count(device) * ctas_per_sm) if split else 0
-    cluster = forward.cluster(problem, forward_as, parts)
+    cluster = forward.cluster_of(problem, forward_as, parts)
     items = attention.forward_items(*offsets, problem, forward_as.block_q * cluster, schedule, parts)
     results: list[torch.Tensor] = []
     if direction == "forward":

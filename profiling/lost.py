@@ -27,7 +27,6 @@ REMEDIES = {
     "ds_full": "the warpgroups exchange dS in each step: keep dQ in registers, or more work between the two",
     "weights_full": "what makes P and dS is late: more stages of the other side, fewer instructions a score",
     "weights_empty": "what uses P and dS is late: a second buffer of them, or fewer bytes through shared memory",
-    "next_full": "the CTA that takes tiles for the pair is late: take them earlier, or longer ones",
     "part_full": "the other CTA of the pair is late: even shares, or send its part earlier",
 }
 """By what the late role does, or by the barrier, where that says more."""
@@ -82,6 +81,8 @@ def lost_time(recording: Recording, tensor: float = math.nan) -> LostTime:
     who, doing = _who(recording, roles, barrier)
     waited = sum(ranked.values())
     words, remedy = _words(roles, work, waited, barrier, ranked.get(barrier, 0.0), who, doing)
+    if recording.get("kernel.blocks") == 2:
+        remedy = remedy.replace(" (multicast)", "")  # two CTAs load for both already
     products = products_share(recording)
     beside = work - (products if math.isnan(tensor) else tensor)
     return LostTime(

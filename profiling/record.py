@@ -223,6 +223,7 @@ def _kernel(launcher: Launcher, device: torch.device) -> dict[str, Any]:
         "num_ctas": launcher.ctas,
         "split": launcher.items.split,
         "cluster": launcher.cluster,
+        "blocks": launcher.blocks,
     }
 
 

@@ -8,7 +8,7 @@ neighbours that it had, so that a prediction stands beside its error wherever a 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -69,13 +69,14 @@ class Replay:
 
 
 def replay(
-    tiles: Tiles, schedule: str, *, sms: int | None = None, fetch_ns: float | None = None, cluster: int = 1
+    tiles: Tiles, schedule: str, *, sms: int | None = None, fetch_ns: float | None = None, cluster: int | None = None
 ) -> Replay:
     """Run the tiles under ``schedule``.
 
     ``sms``: on so many SMs (the recording's by default). ``fetch_ns``: the price of fetching a tile; by default as the
-    recording measured it where it deals in the same way, else its direction's PRICES. ``cluster`` 2: neighbouring
-    blocks of a sequence run on pairs of SMs, and a pair takes as long as its longer tile. Tiles without work cost what
+    recording measured it where it deals in the same way, else its direction's PRICES. ``cluster`` 2, by
+    default as recorded: neighbouring blocks of a sequence run on pairs of SMs, and a pair takes as long as its longer
+    tile. Tiles without work cost what
     the recording says where its schedule treats them alike, else EMPTY_NS or CLEARED_NS.
 
     Raises:
@@ -83,6 +84,7 @@ def replay(
     """
     if schedule not in SCHEDULES:
         raise UserError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
+    cluster = tiles.cluster if cluster is None else cluster
     if cluster not in (1, 2):
         raise UserError(f"cluster: expected 1 or 2, got {cluster}")
     workers = (tiles.sms if sms is None else sms) // cluster
@@ -91,8 +93,9 @@ def replay(
     if fetch_ns is not None and not fetch_ns >= 0:
         raise UserError(f"fetch_ns: expected 0 or more, got {fetch_ns}")
     fetch = _fetch_price(tiles, schedule) if fetch_ns is None else fetch_ns
-    cost, columns = _units(tiles, _cost_under(tiles, schedule), cluster)
-    least, _ = _units(tiles, np.minimum(tiles.cost, _empty_at(tiles, CLEARED_NS)), cluster)
+    units = _units(tiles, cluster)
+    cost, columns = units.longest(_cost_under(tiles, schedule)), units.longest(tiles.columns)
+    least = units.longest(np.minimum(tiles.cost, _empty_at(tiles, CLEARED_NS)))
     bound = max(float(least.sum()) / workers, float(least.max(initial=0.0)))
     dealt = _deal(cost, columns, schedule, workers, fetch)
     busy = np.zeros(workers)
@@ -123,15 +126,22 @@ class Timeline:
 
 
 def timeline(tiles: Tiles, schedule: str) -> Timeline:
-    """Which worker runs which tile when in `replay(tiles, schedule)`, on the recording's SMs.
+    """Which worker runs which tile when in `replay(tiles, schedule)`, on the recording's SMs, in its pairs of them.
 
     Raises:
         UserError: unknown schedule.
     """
     if schedule not in SCHEDULES:
         raise UserError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
-    dealt = _deal(_cost_under(tiles, schedule), tiles.columns, schedule, tiles.sms, _fetch_price(tiles, schedule))
-    return replace(dealt, start_ns=dealt.start_ns + tiles.ramp_ns, end_ns=dealt.end_ns + tiles.ramp_ns)
+    units, cluster = _units(tiles, tiles.cluster), tiles.cluster
+    cost, columns = units.longest(_cost_under(tiles, schedule)), units.longest(tiles.columns)
+    dealt = _deal(cost, columns, schedule, tiles.sms // cluster, _fetch_price(tiles, schedule))
+    # Of a pair each worker runs one tile of the two, where there are two.
+    tile = np.stack([units.first, units.second][:cluster], axis=1)[dealt.tile].ravel()
+    worker = (dealt.worker[:, None] * cluster + np.arange(cluster)).ravel()
+    real = tile >= 0
+    start, end = (np.repeat(moment, cluster)[real] + tiles.ramp_ns for moment in (dealt.start_ns, dealt.end_ns))
+    return Timeline(tile[real], worker[real], start, end, dealt.workers * cluster, dealt.cleared_ns / cluster)
 
 
 def _deal(cost: np.ndarray, columns: np.ndarray, schedule: str, workers: int, fetch_ns: float) -> Timeline:
@@ -183,16 +193,26 @@ def _empty_at(tiles: Tiles, price_ns: float) -> np.ndarray:
     return np.where(tiles.columns > 0, tiles.cost, price_ns)
 
 
-def _units(tiles: Tiles, cost: np.ndarray, cluster: int) -> tuple[np.ndarray, np.ndarray]:
-    """What each tile, or pair of tiles, costs where a tile costs ``cost``, and the columns that it is sorted by."""
+@dataclass(frozen=True, eq=False)
+class _Units:
+    """What is dealt as one: a tile, or the ``first`` and ``second`` of two (−1: none), int64, places of tiles."""
+
+    first: np.ndarray
+    second: np.ndarray
+
+    def longest(self, of: np.ndarray) -> np.ndarray:
+        """The larger of the two tiles' values."""
+        return np.where(self.second >= 0, np.maximum(of[self.first], of[self.second]), of[self.first])
+
+
+def _units(tiles: Tiles, cluster: int) -> _Units:
+    count = len(tiles.place)
     if cluster == 1:
-        return cost, tiles.columns
+        return _Units(np.arange(count), np.full(count, -1))
     # Blocks 2i and 2i + 1 of one head: a head's next block stands `heads` tiles further.
     even = np.flatnonzero(tiles.place % 2 == 0)
-    other = np.minimum(even + tiles.shape.heads, len(cost) - 1)
-    paired = tiles.place[other] == tiles.place[even] + 1
-    longer = np.where(paired, np.maximum(cost[even], cost[other]), cost[even])
-    return longer, np.where(paired, np.maximum(tiles.columns[even], tiles.columns[other]), tiles.columns[even])
+    other = np.minimum(even + tiles.shape.heads, count - 1)
+    return _Units(even, np.where(tiles.place[other] == tiles.place[even] + 1, other, -1))
 
 
 def owners(count: int, workers: int, zigzag: bool) -> np.ndarray:

@@ -64,6 +64,7 @@ class Tiles:
         columns, place: int64 [T], as of `Shape.layout`.
         sms: SMs of the recording; ramp_ns: until an SM's first tile, on average; fetch_ns: of a tile, as measured.
         schedule: the recording's; measured_ns: its makespan, NaN where the costs are modelled.
+        cluster: 2 where its CTAs took neighbouring blocks in pairs.
     """
 
     shape: Shape
@@ -75,6 +76,7 @@ class Tiles:
     fetch_ns: float
     schedule: str
     measured_ns: float
+    cluster: int = 1
 
 
 def tiles_of(recording: Recording) -> Tiles:
@@ -122,6 +124,7 @@ def tiles_of(recording: Recording) -> Tiles:
         fetch_ns=float(launch["fetch_ns"]) / max(float(launch["tiles"]), 1.0),
         schedule=recording.schedule,
         measured_ns=float(launch["makespan_ns"]),
+        cluster=int(recording.get("kernel.blocks") or 1),
     )
 
 

@@ -107,7 +107,7 @@ def test_it_fits_and_wgmma_runs_asynchronously(facts, name):
 
 def test_pairs_load_for_both(facts):
     for name in VARIANTS:
-        assert facts[name]["multicasts"] == (name.startswith("pair") and not name.startswith("ping")), name
+        assert facts[name]["multicasts"] == name.startswith("pair"), name
 
 
 def test_spills_in_a_loop_are_seen():
@@ -186,7 +186,7 @@ class TestTrial:
     def test_the_quickest_is_chosen_and_what_fails_is_out(self):
         configs = tune.candidates(hopper_forward_config(128))
         assert configs[0] == hopper_forward_config(128) and len(set(configs)) == len(configs) == 5
-        assert {(config.block_q, config.block_kv) for config in configs} == {(128, 128)}
+        assert {(config.block_q, config.block_kv, config.multicast) for config in configs} == {(128, 128, True)}
         speed = {config: 10.0 - place for place, config in enumerate(configs)}
         now = []
 
@@ -205,9 +205,13 @@ class TestTrial:
 
     def test_lengths_of_another_kind_are_tried_anew(self):
         q = torch.zeros(1, 2, 64, dtype=torch.bfloat16)
-        kinds = {tune.regime(q, problem(64, lens), 0) for lens in ([100, 120], [110, 90], [4000, 4000])}
+        config = hopper_forward_config(64)
+        kinds = {tune.regime(q, problem(64, lens), config, 0) for lens in ([100, 120], [110, 90], [4000, 4000])}
         assert len(kinds) == 2
-        assert tune.regime(q, problem(64, [100], window_right=0), 0) != tune.regime(q, problem(64, [100]), 0)
+        causal, plain = (tune.regime(q, problem(64, [100], **mask), config, 0) for mask in ({"window_right": 0}, {}))
+        assert causal != plain
+        alone, pair = (tune.regime(q, problem(rows, [100], broadcast_q=True), config, 0) for rows in (384, 256))
+        assert alone != pair
 
 
 class TestSplit:

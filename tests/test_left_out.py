@@ -33,7 +33,10 @@ JAGGED = Case(q_lens=LENS, kv_lens=(129, 40, 0, 257), heads=2, heads_kv=1, unuse
 CAUSAL = dataclasses.replace(JAGGED, kv_lens=LENS, heads=2, heads_kv=1, causal=True, head_dim=128)
 BROADCAST = Case(q_len=40, kv_lens=(0, 130, 1, 64, 257, 0), heads=2, heads_kv=2, head_dim=128)
 CASES_OF = {
-    "jfa_forward_hopper": [FEW, JAGGED, CAUSAL, BROADCAST, CASES["window-both"]],
+    "jfa_forward_hopper": [
+        *(FEW, JAGGED, CAUSAL, CASES["window-both"]),
+        *(dataclasses.replace(BROADCAST, q_len=rows) for rows in (40, 200)),  # a CTA alone, a pair
+    ],
     "jfa_backward_hopper": [FEW, JAGGED, CAUSAL, dataclasses.replace(BROADCAST, heads_kv=1), CASES["window-both"]],
     # A CTA, a pair, a pair in two passes.
     "jfa_backward_resident": [
@@ -56,7 +59,7 @@ def run(kernel: str, stage: str, case: Case, *, seed=0, schedule="balanced", sms
     backwards = module is not forward
     configs = {forward: hopper_forward_config(case.head_dim), backward: HopperBackwardConfig()}
     config = dataclasses.replace(configs.get(module, HopperResidentConfig()), **changes)
-    block = config.block_kv if backwards else config.block_q
+    block = config.block_kv if backwards else config.block_q * forward.cluster(problem, config, split)
     items = real.items(case, real.BF16, "backward" if backwards else "forward", block, schedule, *[split][backwards:])
     tensors = [inputs.q, inputs.k, inputs.v]
     if backwards:

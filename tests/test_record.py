@@ -28,6 +28,8 @@ SMALL = workloads.Workload(
     kv_lens=np.where(np.arange(40) % 3 == 0, 0, 37 * np.arange(40)),
     broadcast_q=True,
 )
+# On sm_90 done by pairs of CTAs: an even number of blocks, no sequence long enough to be cut.
+UNCUT = replace(SMALL, name="uncut", q_lens=np.full(40, 200), kv_lens=np.minimum(SMALL.kv_lens, 900))
 # Quick enough for the interpreter.
 FEW = replace(SMALL, q_lens=np.full(6, 70), kv_lens=np.array([0, 200, 37, 0, 64, 5]))
 
@@ -82,7 +84,7 @@ def test_a_tile_has_one_rank_under_every_schedule(name: str, direction: str, dev
 def test_each_cta_of_a_pair_has_a_block_of_its_own(device: str) -> None:
     """A tile of two blocks, of which every other CTA does the second: recorded as the tiles they would be alone."""
     few = replace(FEW, q_lens=np.full(len(FEW.kv_lens), 200))
-    alone = prepare(few, "static", "forward", torch.device(device))
+    alone = prepare(few, "static", "forward", torch.device(device), "triton")
     work = int(alone.items.counts[0]) * alone.heads
     expected = _tile_columns(np.arange(work), np.zeros(work, int), alone, few)
     inputs = few.inputs(device)
@@ -114,19 +116,20 @@ def expected_tiles(recording: Recording, workload: workloads.Workload) -> set[tu
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(("workload", "direction"), [(SMALL, "forward"), (SMALL, "backward"), (UNCUT, "forward")])
 @pytest.mark.parametrize("name", schedule.SCHEDULES)
-def test_each_tile_is_recorded_once(name: str, direction: str, tmp_path) -> None:
-    recording = record(SMALL, schedule=name, direction=direction, launches=2, repeats=2)
+def test_each_tile_is_recorded_once(name: str, workload: workloads.Workload, direction: str, tmp_path) -> None:
+    recording = record(workload, schedule=name, direction=direction, launches=2, repeats=2)
     assert recording.lost == 0
     for launch in (0, 1):
         rows = recording.events[(recording.events["launch"] == launch) & (recording.events["event"] == "tile")]
         for _, own in rows.groupby("role", observed=True):
             seen = list(zip(own["batch"], own["head"], own["block"], strict=True))
-            assert set(seen) == expected_tiles(recording, SMALL)
-            assert (own["tile"].value_counts() == recording.get("kernel.cluster")).all()
+            assert set(seen) == expected_tiles(recording, workload)
+            times = recording.get("kernel.cluster") // recording.get("kernel.blocks")
+            assert (own["tile"].value_counts() == times).all()
             # The parts of a cut sequence are tiles of their own.
-            once = len(seen) == len(set(seen)) * recording.get("kernel.cluster")
+            once = len(seen) == len(set(seen)) * times
             assert once or recording.get("kernel.split") > 0
     split = sm_time(recording)
     parts = split[["work_ns", "ramp_ns", "fetch_ns", "tail_ns", "unused_ns"]].sum(axis=1)
@@ -148,19 +151,22 @@ def test_tiles_lie_inside_their_cta() -> None:
 
 
 @pytest.mark.gpu
-def test_level_wait_notes_every_role_and_barrier() -> None:
+@pytest.mark.parametrize("workload", [SMALL, UNCUT], ids=["alone", "pairs"])
+def test_level_wait_notes_every_role_and_barrier(workload: workloads.Workload) -> None:
     from jfa.impl import choice
     from jfa.impl.triton import launch
 
     if choice.resolve("auto", launch.capability(torch.device("cuda", 0)), torch.bfloat16) != "hopper":
         with pytest.raises(UserError, match="level wait: the triton forward has no roles"):
-            record(SMALL, level="wait", repeats=2)
+            record(workload, level="wait", repeats=2)
         return
-    recording = record(SMALL, level="wait", repeats=2)
+    recording = record(workload, level="wait", repeats=2)
     assert recording.lost == 0 and recording.get("clock.order_violations") == 0
     waits = recording.events[recording.events["event"].str.startswith("wait:")]
     found = {role: set(own["event"]) for role, own in waits.groupby("role", observed=True)}
-    assert found["load"] == {"wait:item_empty", "wait:q_empty", "wait:k_empty", "wait:v_empty"}
+    pairs = {"wait:next_full", "wait:next_empty"} if recording.get("kernel.blocks") == 2 else set()
+    assert (workload is UNCUT) == bool(pairs)
+    assert found["load"] == {"wait:item_empty", "wait:q_empty", "wait:k_empty", "wait:v_empty"} | pairs
     assert found["mma0"] == found["mma1"] == {"wait:item_full", "wait:q_full", "wait:k_full", "wait:v_full"}
     tiles = recording.events[recording.events["event"] == "tile"]
     assert set(tiles["role"]) == {"mma0", "mma1"}

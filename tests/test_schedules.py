@@ -20,7 +20,7 @@ from profiling.cost_model import cost_model, modelled_tiles
 from profiling.errors import RecordingError, UserError
 from profiling.examples import DATA
 from profiling.recording import Recording
-from profiling.schedules import CLEARED_NS, EMPTY_NS, REPLAY_ERROR, SCHEDULES, owners, replay
+from profiling.schedules import CLEARED_NS, EMPTY_NS, REPLAY_ERROR, SCHEDULES, owners, replay, timeline
 from profiling.tiles_measured import Shape, Tiles, tiles_of
 
 WORKLOADS = ("hsp-loguniform", "hsp-half-empty", "hsp-extreme")
@@ -144,6 +144,21 @@ def test_pairs_take_as_long_as_their_longer_tile():
     two_heads = tiles([10, 20, 30, 5, 7, 9], place=[0, 0, 1, 1, 2, 2], heads=2, sms=2)
     found = replay(two_heads, "static", cluster=2, fetch_ns=0)
     assert found.busy.tolist() == [30 + 20 + 7 + 9] and found.sms == 2
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_recording_of_pairs_is_dealt_in_pairs_again(schedule):
+    """Unless it is asked for otherwise; each of a pair's workers runs its tile of the two, at the same time."""
+    cost, place = [10, 20, 30, 5, 7, 9, 8, 8], [0, 0, 1, 1, 2, 2, 3, 3]
+    pairs = dataclasses.replace(tiles(cost, place=place, heads=2, sms=4), cluster=2)
+    found = [replay(pairs, schedule, cluster=cluster) for cluster in (None, 2, 1)]
+    assert [len(one.busy) for one in found] == [2, 2, 4] and found[0].makespan_ns == found[1].makespan_ns
+    dealt = timeline(pairs, schedule)
+    assert sorted(dealt.tile) == list(range(len(cost))) and dealt.workers == 4
+    assert dealt.end_ns.max() == replay(pairs, schedule).makespan_ns
+    of = dict(zip(dealt.tile.tolist(), zip(dealt.worker, dealt.start_ns, strict=True), strict=True))
+    for first, second in ((0, 2), (1, 3)):
+        assert of[second][0] == of[first][0] + 1 and of[second][0] % 2 == 1 and of[first][1] == of[second][1]
 
 
 def test_tiles_without_work_cost_what_the_schedule_makes_of_them():

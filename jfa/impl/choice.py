@@ -32,7 +32,7 @@ class Forward:
     """A forward kernel: its configuration, how it runs, and from how many keys on it cuts a sequence (0: never).
 
     ``kernel``: its function's name, which profilers show. ``roles``: its warpgroups that record by themselves; "cta"
-    where the whole CTA does. ``cluster``: CTAs that do a tile together, each ``config.block_q`` rows of it,
+    where the whole CTA does. ``cluster_of``: CTAs that do a tile together, each ``config.block_q`` rows of it,
     by problem, configuration and from how many keys on sequences are cut.
     """
 
@@ -43,7 +43,7 @@ class Forward:
     split: Callable[[Problem, int], int]
     ctas_per_sm: int
     roles: tuple[str, ...] = ("cta",)
-    cluster: Callable[[Problem, Any, int], int] = lambda problem, config, split: 1
+    cluster_of: Callable[[Problem, Any, int], int] = lambda problem, config, split: 1
 
 
 @dataclass(frozen=True)

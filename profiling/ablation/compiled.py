@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jfa.workloads import Workload
 from profiling import examples
-from profiling.ablation.plan import Plan, Setting
+from profiling.ablation.plan import Plan, Setting, problem_of
 from profiling.gpus import SMS
 from profiling.recording import Recording
 from profiling.replayed import replayed
@@ -66,24 +66,8 @@ def compile_setting(setting: Setting, workload: Workload, arch: int = 90) -> dic
 def _shape_on_hopper(setting: Setting, workload: Workload) -> dict[str, Any]:
     """Whether the forward for sm_90 cuts sequences of this workload on 132 SMs, and CTAs of its clusters."""
     from jfa.impl.hopper.forward import cluster, split_for
-    from jfa.validation import Problem
 
-    left, right = workload.window_bounds
-    problem = Problem(
-        broadcast_q=workload.broadcast_q,
-        batch=len(workload.kv_lens),
-        heads=workload.heads,
-        heads_kv=workload.heads_kv,
-        head_dim=workload.head_dim,
-        total_q=workload.total_q,
-        q_len=workload.max_q_len if workload.broadcast_q else 0,
-        total_kv=workload.total_kv,
-        max_q_len=workload.max_q_len,
-        max_kv_len=workload.max_kv_len,
-        scale=1.0,
-        window_left=left,
-        window_right=right,
-    )
+    problem = problem_of(workload)
     config = cast("HopperForwardConfig", setting.config)
     split = split_for(problem, config, SMS["H200"]) if setting.split else 0
     return {"split": split > 0, "cluster": cluster(problem, config, split)}

@@ -11,6 +11,7 @@ from profiling.errors import UserError
 
 if TYPE_CHECKING:
     from jfa.config import Config
+    from jfa.validation import Problem
     from jfa.workloads import Workload
 
 
@@ -95,12 +96,12 @@ class Plan:
 
 _HOPPER_FORWARD = (
     ("schedule", "static", "tiles sorted by cost and fetched on demand, against dealt in order"),
-    ("split", False, "sequences longer than a CTA's fair share cut into parts"),
+    ("split", False, "sequences longer than a CTA's fair share cut into parts; uncut ones may be multicast"),
     ("peel", False, "the block that needs a mask taken out of the loop over keys"),
     ("early_fetch", False, "the next tile fetched while the current one is loaded"),
     ("tail", 0, "a product of its own size for a short rest of keys"),
     ("stages", 1, "buffers of K and V in flight"),
-    ("multicast", False, "K and V loaded once for both blocks of a shared Q, by two CTAs"),
+    ("multicast", False, "K and V loaded once for two blocks of a shared Q, where no sequence is cut"),
     ("pingpong", True, "the two compute warpgroups take turns at the tensor cores"),
 )
 _TRITON_FORWARD = (
@@ -185,12 +186,18 @@ def _value(full: Setting, name: str) -> Any:
 def can_stay_in_registers(workload: Workload) -> bool:
     """Whether the backward for sm_90 keeps dQ of this workload in registers."""
     from jfa.impl.hopper.resident import serves
-    from jfa.validation import Problem
+
+    return serves(problem_of(workload))
+
+
+def problem_of(workload: Workload) -> Problem:
+    """What the op is asked for with this workload's tensors."""
+    from jfa.validation import Problem as Asked
 
     q_len = workload.max_q_len if workload.broadcast_q else 0
     longest = (workload.max_q_len, workload.max_kv_len)
     sizes = (workload.heads, workload.heads_kv, workload.head_dim, workload.total_q, q_len, workload.total_kv, *longest)
-    return serves(Problem(workload.broadcast_q, workload.batch, *sizes, 1.0, *workload.window_bounds))
+    return Asked(workload.broadcast_q, workload.batch, *sizes, 1.0, *workload.window_bounds)
 
 
 def make_plan(full: Setting, names: Sequence[str] = ()) -> Plan:

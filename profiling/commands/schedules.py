@@ -35,7 +35,10 @@ def schedules(
     latency: Annotated[
         float | None, typer.Option("--latency", min=0, help="Asking for a tile takes so many ns. Default: as measured.")
     ] = None,
-    cluster: Annotated[int, typer.Option("--cluster", min=1, max=2, help="CTAs that take neighbouring blocks.")] = 1,
+    cluster: Annotated[
+        int | None,
+        typer.Option("--cluster", min=1, max=2, help="CTAs that take neighbouring blocks; default: as recorded."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="A figure: .html.")] = None,
     json: arguments.Json = False,
 ) -> None:
@@ -62,7 +65,7 @@ def schedules(
         raise UserError(f"schedules: these are not launches of one workload ({obstacles[0]}); give those of one")
     source, tiles = recordings[0], tiles_of(recordings[0])
     measured = {recording.schedule: tiles_of(recording).measured_ns for recording in recordings}
-    as_recorded = count in (None, tiles.sms) and latency is None and cluster == 1
+    as_recorded = count in (None, tiles.sms) and latency is None and cluster in (None, tiles.cluster)
     rows: list[dict[str, Any]] = []
     for name in names:
         price = latency if name in ON_DEMAND else None

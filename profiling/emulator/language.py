@@ -167,12 +167,12 @@ def tlx_of(world: World) -> SimpleNamespace:
     def barrier_wait(barrier: Barrier, phase: int) -> None:
         barrier.wait(int(phase))
 
-    def barrier_arrive(
-        barrier: Barrier, count: int = 1, remote_cta_rank: int | None = None, pred: float = True
-    ) -> None:
+    def barrier_arrive(barrier: Barrier, count: int = 1, remote_cta_rank: int | None = None, pred: float = 1.0) -> None:
         # A task's threads go together here, so that a predicate is the share of them for which it holds.
         world.pause()
         target = barrier if remote_cta_rank is None else world.me().cta.twin(barrier, int(remote_cta_rank))
+        if pred != 1.0 and not barrier.by_thread:
+            raise EmulationError(f"{barrier.name}: a predicate where one thread arrives for all is not emulated")
         target.arrive(int(count * world.me().threads * pred) if barrier.by_thread else count)
 
     def local_load(view: View, layout: Any = None) -> Tensor:

@@ -5,7 +5,7 @@ loaded, and brings Q, K and V in by TMA; two ``mma`` warpgroups own half of the 
 and output in registers, and take turns at the tensor cores, so that one's softmax runs under the other's products.
 
 With ``CLUSTER`` 2 a tile is two blocks of queries, of which each CTA of a pair does one: each loads half of every block
-of K and V into both CTAs, and rank 0 takes the tiles for both.
+of K and V into both CTAs, and on demand rank 0 takes the tiles for both.
 
 K and V pass through a ring of ``STAGES`` buffers. Blocks come in the order: a short rest of at most ``TAIL`` keys with
 a product of its own size, the last (maybe partial) block, then the full ones from the first on; so the loop itself
@@ -420,6 +420,7 @@ def jfa_forward_hopper(
             )
             hopper.put(item_tile[slot], -1)
             tlx.barrier_arrive(item_full[slot], 1)
+            instrument.close_lane(lane, noted, LEVEL)
             if CLUSTER == 2:
                 # A CTA must not end before the other's last word to it has come.
                 for ahead in range(STAGES):
@@ -432,7 +433,6 @@ def jfa_forward_hopper(
                     for ahead in range(_SLOTS):
                         slot = (turn + ahead) % _SLOTS
                         tlx.barrier_wait(next_empty[slot], (((turn + ahead) // _SLOTS) & 1) ^ 1)
-            instrument.close_lane(lane, noted, LEVEL)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             wg: tl.constexpr = tlx.async_task_replica_id()
@@ -475,10 +475,7 @@ def jfa_forward_hopper(
                 )
 
                 both = first + HALF < q_len
-                mine = (wg == 0) | both
-                if CLUSTER == 2:
-                    mine = first + wg * HALF < q_len
-                if mine:
+                if (wg == 0) | both:
                     row_max = tl.full((HALF,), float("-inf"), tl.float32)
                     row_sum = tl.zeros((HALF,), dtype=tl.float32)
                     acc = tl.zeros((HALF, DIM), dtype=tl.float32)
@@ -736,13 +733,10 @@ def forward(
 
 
 def _descriptor(rows: Tensor, count: int, together: int) -> Any:
-    """Of ``count`` keys of a head, or of the half that a CTA of two loads: see `hopper.load_for_both`."""
-    dim = rows.shape[2]
+    """Of ``count`` keys of a head, or of the half that a CTA of two loads."""
     if together == 1:
         return launch.ragged_descriptor(rows, count)
-    if dim * rows.element_size() > 128:
-        return launch.ragged_descriptor(rows, count, dim // 2)
-    return launch.ragged_descriptor(rows, count // 2)
+    return launch.ragged_descriptor(rows, *launch.half_block(count, rows.shape[2], rows.element_size()))
 
 
 def cluster(problem: Problem, config: HopperForwardConfig, split: int) -> int:

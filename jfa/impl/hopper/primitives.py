@@ -92,7 +92,7 @@ def load(desc, tile, full, start, rows, row, column):
 def load_for_both(desc, tile, full, start, rows, row, column, rank):
     """As :func:`load`, by both CTAs of a cluster: each brings half of the tile into both, ``desc`` being of a half.
 
-    The halves are the columns where a row has more than 128 bytes, else the rows: as shared memory has them.
+    The halves are those of `jfa.impl.triton.launch.half_block`: each one run of shared memory.
     """
     height: tl.constexpr = tile.shape[0]
     width: tl.constexpr = tile.shape[1]

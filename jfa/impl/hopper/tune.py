@@ -20,20 +20,21 @@ _chosen: dict[tuple[object, ...], HopperForwardConfig] = {}
 
 
 def candidates(pinned: HopperForwardConfig) -> tuple[HopperForwardConfig, ...]:
-    """What is tried: the pinned one first, then each of its neighbours; all with its blocks, as tables have those."""
+    """What is tried: the pinned one first, then each of its neighbours; all with its blocks and pairs, as tables."""
     others: list[dict[str, int | bool]] = [{"pingpong": not pinned.pingpong}, {"early_fetch": not pinned.early_fetch}]
     # A tail of its own makes ptxas serialise the products of D 64, for which none is pinned.
     others += [{"tail": tail} for tail in (0, 32, 64) if tail != pinned.tail and pinned.tail]
     return (pinned, *(dataclasses.replace(pinned, **change) for change in others))  # type: ignore[arg-type]
 
 
-def regime(q: Tensor, problem: Problem, split: int) -> tuple[object, ...]:
-    """What a choice holds for: device, type, shape of the problem, and its mean length up to a factor of two."""
+def regime(q: Tensor, problem: Problem, config: HopperForwardConfig, split: int) -> tuple[object, ...]:
+    """What a choice holds for: device, type, shape of the problem, how it is done, and its mean length up to a factor
+    of two."""
     mean = problem.total_kv // max(problem.batch, 1)
     masked = problem.window_left >= 0 or problem.window_right >= 0
     return (
         q.device, q.dtype, problem.head_dim, problem.heads // problem.heads_kv, problem.broadcast_q, masked, split > 0,
-        mean.bit_length(), min(problem.max_q_len, 128),
+        hopper.cluster(problem, config, split), mean.bit_length(), min(problem.max_q_len, 128),
     )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def forward(
 
     That call runs each of the candidates ROUNDS times; ``config`` is the pinned one.
     """
-    key = regime(q, problem, run.items.split)
+    key = regime(q, problem, config, run.items.split)
     if key not in _chosen:
         trial = dataclasses.replace(run, recorder=OFF, fresh=False, compiled=[])
 

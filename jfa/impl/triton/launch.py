@@ -83,6 +83,14 @@ def ragged_descriptor(rows: Tensor, block: int, width: int | None = None) -> Ten
     return TensorDescriptor(rows, shape, [(1 << 34) - stride, stride, stride, 1], [1, 1, block, width or dim])
 
 
+def half_block(rows: int, dim: int, itemsize: int) -> tuple[int, int]:
+    """(rows, columns) of half a block in shared memory: half the columns where a row has over 128 bytes, else the rows.
+
+    What `jfa.impl.hopper.primitives.load_for_both` loads in one go.
+    """
+    return (rows, dim // 2) if dim * itemsize > 128 else (rows // 2, dim)
+
+
 @lru_cache
 def sm_count(device: torch.device) -> int:
     """Multiprocessors of a CUDA device; 4 in the interpreter, so that schedules deal to several CTAs there too."""
@@ -102,7 +110,7 @@ def grid(run: Run, heads: int, device: torch.device, ctas_per_sm: int, cluster: 
     """
     if schedules.deal(run.schedule) == schedules.DEAL_ONCE:
         return max(run.items.max_items * heads, 1) * cluster
-    return sm_count(device) * ctas_per_sm // cluster * cluster
+    return max(sm_count(device) * ctas_per_sm // cluster, 1) * cluster
 
 
 def precision(tensor: Tensor) -> str:

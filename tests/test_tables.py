@@ -75,22 +75,44 @@ def test_broadcast_sides(device: str, columns: list[int], queries: int, by_cost:
     check_items(items, truth, by_cost)
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(
-    columns=st.lists(st.one_of(st.just(0), st.integers(0, 5), st.integers(60, 900)), min_size=1, max_size=30),
-    queries=st.integers(1, 1300),
+    lens=st.lists(
+        st.tuples(
+            st.one_of(st.just(0), st.integers(0, 5), st.integers(60, 900)), st.one_of(st.just(0), st.integers(1, 900))
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    queries=st.one_of(st.none(), st.integers(1, 1300)),
     split=st.sampled_from([0, 1, 64, 100, 896]),
+    longest=st.one_of(st.none(), st.integers(1, 300)),
 )
-def test_sorted_by_sequence_as_by_block(device: str, columns: list[int], queries: int, split: int) -> None:
-    """Where all sequences have as many rows, one launch ranks them: the same table, of parts too, to the last item."""
-    uniform = Lengths(None, queries, queries * len(columns), queries)
-    tabulate = partial(tables.build_items, uniform, side(columns, device), len(columns), 64, before=-1, after=-1)
+def test_sorted_by_sequence_as_by_block(
+    device: str, lens: list[tuple[int, int]], queries: int | None, split: int, longest: int | None
+) -> None:
+    """Without a mask one launch ranks sequences: the same table, of parts too, to the last item.
+
+    Where the longest length is understated, as much of it as there is room for.
+    """
+    columns, rows = [a for a, _ in lens], [b for _, b in lens]
+    uniform = queries is not None
+    owner = Lengths(None, queries, queries * len(lens), queries) if uniform else side(rows, device)
+    if longest is not None and not uniform:
+        owner = replace(owner, longest=min(owner.longest, longest))
+    tabulate = partial(tables.build_items, owner, side(columns, device), len(lens), 64, before=-1, after=-1)
     ranked = tabulate(by_cost=True, split=split)
     with patch.object(tables, "_MOST_RANKED", 0):
         sorted_ = tabulate(by_cost=True, split=split)
+    assert ranked.pairs.shape == sorted_.pairs.shape
+    if owner.longest < max(rows, default=0) and not uniform:
+        work, total, _ = ranked.counts.tolist()
+        assert work <= total <= ranked.max_items
+        listed = [tuple(pair) for pair in ranked.pairs[:total].tolist()]
+        assert len(set(listed)) == total
+        return
     assert ranked.counts.tolist() == sorted_.counts.tolist()
     total = int(ranked.counts[1])
-    assert ranked.pairs.shape == sorted_.pairs.shape
     assert ranked.pairs[:total].tolist() == sorted_.pairs[:total].tolist()
 
 

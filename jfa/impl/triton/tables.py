@@ -1,11 +1,11 @@
 """Build tile tables on the device: nothing about them is read back, and a launch needs only an upper bound.
 
-Where all sequences have as many rows and meet all columns, a sorted table is one launch, which ranks sequences; with it
-hsp-extreme's whole forward took 364.0 µs instead of 373.3 on an H200 (30 runs in turn, medians). Other tables are at
-most three small launches: the running sum of every sequence's blocks (where lengths differ), the columns that each
-block meets, and the (batch, block) pairs, each put where its cost ranks. Host time matters as much as GPU time here: a
-table is built in every call that was not planned. Sums made by every program instead of by a launch of their own
-changed no time of `bench` on an H200.
+Where every row meets all columns of its sequence, a sorted table is one launch, which ranks sequences: with it, written
+for a shared Q alone then, hsp-extreme's whole forward took 364.0 µs instead of 373.3 on an H200 (30 runs in turn,
+medians). Other tables are at most three small launches: the running sum of every sequence's blocks (where lengths
+differ), the columns that each block meets, and the (batch, block) pairs, each put where its cost ranks. Host time matters
+as much as GPU time here: a table is built in every call that was not planned. Sums made by every program instead of by a
+launch of their own changed no time of `bench` on an H200.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PART_SHIFT = tl.constexpr(PART_SHIFT)
 _ROWS = 256
 # Measured on an H200, µs to rank the blocks of hsp-loguniform and hsp-half-empty: this 8.6, 9.5; 16 x 256 12.6, 11.9.
 _RANKED_ROWS, _RANKED_OTHERS = 8, 512
-_ITEMS = 16
+_ITEMS = 64
 """Of a sequence, written at once."""
 _MOST_RANKED = 8192
 """Items, or sequences, up to this many are ranked by comparing each with all others (67 million comparisons, one
@@ -261,81 +261,89 @@ def _ranked_pairs(
 
 
 @triton.jit
-def _parts(offsets, batch, batch_count, split, SPLIT: tl.constexpr):
-    """(parts of ``split`` columns, columns of the last one, 1 where there is a last one) of sequences ``batch``.
+def _sequences(
+    batch, row_offsets, row_uniform, column_offsets, column_uniform, batch_count, split, ROWS_UNIFORM: tl.constexpr,
+    COLUMNS_UNIFORM: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of sequences: (blocks of rows, parts of ``split`` columns, columns of a last part, whether there is one).
 
-    A sequence without columns has a last part, of none; one behind the last sequence has no part at all.
+    A sequence without columns has a last part, of none; one behind the last sequence has no blocks.
     """
     valid = batch < batch_count
-    columns = _lengths(offsets, tl.minimum(batch, batch_count - 1), 0, False)
-    full = columns * 0
-    rest = columns
+    inside = tl.minimum(batch, batch_count - 1)
+    blocks = tl.where(valid, _blocks(row_offsets, row_uniform, inside, ROWS_UNIFORM, BLOCK), 0)
+    rest = _lengths(column_offsets, inside, column_uniform, COLUMNS_UNIFORM)
+    full = rest * 0
     if SPLIT:
-        full = columns // split
-        rest = columns - full * split
-    full = tl.where(valid, full, 0)
-    return full, rest, (valid & ((rest > 0) | (full == 0))).to(tl.int32)
+        full = rest // split
+        rest -= full * split
+    return blocks, full, rest, (rest > 0) | (full == 0)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _ranked_sequences(
     pairs,
     counts,
+    row_offsets,
+    row_uniform,
     column_offsets,
+    column_uniform,
     bound,
     batch_count,
-    uniform_blocks,
     split,
+    ROWS_UNIFORM: tl.constexpr,
+    COLUMNS_UNIFORM: tl.constexpr,
     SPLIT: tl.constexpr,
-    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OWN: tl.constexpr,
     OTHERS: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
-    """The sorted table in one launch, where all sequences have as many blocks, which all meet all columns.
+    """The sorted table in one launch, where every row meets all columns of its sequence.
 
-    Then parts of sequences are ranked: those of ``split`` columns in natural order, behind them the last ones by their
-    columns, longest first, ties in natural order. A part's items stand together.
+    Then a sequence's blocks cost the same, and parts of sequences are ranked: those of ``split`` columns in natural
+    order, behind them the last ones by their columns, longest first, ties in natural order. A part's items stand
+    together. Places behind ``bound`` are left out, and not counted.
     """
-    own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    full, rest, has_rest = _parts(column_offsets, own, batch_count, split, SPLIT)
-    full_before = tl.zeros((ROWS, OTHERS), dtype=tl.int32)
-    ahead = tl.zeros((ROWS, OTHERS), dtype=tl.int32)
-    all_full = tl.zeros((OTHERS,), dtype=tl.int32)
+    own = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    blocks, full, rest, is_last = _sequences(
+        own, row_offsets, row_uniform, column_offsets, column_uniform, batch_count, split, ROWS_UNIFORM,
+        COLUMNS_UNIFORM, SPLIT, BLOCK,
+    )  # fmt: skip
+    before = tl.zeros((OWN, OTHERS), dtype=tl.int32)
+    ahead = tl.zeros((OWN, OTHERS), dtype=tl.int32)
+    fulls = tl.zeros((OTHERS,), dtype=tl.int32)
     working = tl.zeros((OTHERS,), dtype=tl.int32)
-    all_rests = tl.zeros((OTHERS,), dtype=tl.int32)
+    lasts = tl.zeros((OTHERS,), dtype=tl.int32)
     for start in range(0, batch_count, OTHERS):
         other = start + tl.arange(0, OTHERS)
-        other_full, other_rest, other_has = _parts(column_offsets, other, batch_count, split, SPLIT)
+        other_blocks, other_full, other_rest, other_last = _sequences(
+            other, row_offsets, row_uniform, column_offsets, column_uniform, batch_count, split, ROWS_UNIFORM,
+            COLUMNS_UNIFORM, SPLIT, BLOCK,
+        )  # fmt: skip
         earlier = (other[None, :] < own[:, None]).to(tl.int32)
         if SPLIT:
-            full_before += earlier * other_full[None, :]
-            all_full += other_full
-        ahead += tl.where(other_rest[None, :] + earlier > rest[:, None], other_has[None, :], 0)
-        working += tl.where(other_rest > 0, other_has, 0)
-        all_rests += other_has
-    fulls = tl.sum(all_full, 0)
+            before += earlier * (other_full * other_blocks)[None, :]
+            fulls += other_full * other_blocks
+        weight = tl.where(other_last, other_blocks, 0)
+        ahead += tl.where(other_rest[None, :] + earlier > rest[:, None], weight[None, :], 0)
+        working += tl.where(other_rest > 0, weight, 0)
+        lasts += weight
+    all_full = tl.sum(fulls, 0)
     if tl.program_id(0) == 0:
-        work = tl.minimum((fulls + tl.sum(working, 0)) * uniform_blocks, bound)
-        _store_counts(counts, work, tl.minimum((fulls + tl.sum(all_rests, 0)) * uniform_blocks, bound))
-    first = tl.sum(full_before, 1)[:, None] * uniform_blocks
-    last = (fulls + tl.sum(ahead, 1))[:, None] * uniform_blocks
-    index = tl.arange(0, ITEMS)[None, :]
-    upto = full[:, None] * uniform_blocks
-    for start in range(0, tl.max(full, 0) * uniform_blocks, ITEMS):
-        item = start + index
-        _put(pairs, first + item, own[:, None], item, uniform_blocks, (item < upto) & (first + item < bound))
-    for start in range(0, uniform_blocks, ITEMS):
-        block = start + index
-        valid = (block < uniform_blocks) & (has_rest[:, None] > 0) & (last + block < bound)
-        _put(pairs, last + block, own[:, None], upto + block, uniform_blocks, valid)
-
-
-@triton.jit
-def _put(pairs, place, batch, item, uniform_blocks, valid):
-    """Write the ``item``-th of a sequence's items, counted part by part, to ``place``."""
-    tl.store(pairs + 2 * place, batch + 0 * item, mask=valid)
-    word = item % uniform_blocks + ((item // uniform_blocks) << _PART_SHIFT)
-    tl.store(pairs + 2 * place + 1, word, mask=valid)
+        work, total = all_full + tl.sum(working, 0), all_full + tl.sum(lasts, 0)
+        _store_counts(counts, tl.minimum(work, bound), tl.minimum(total, bound))
+    first = tl.sum(before, 1)[:, None]
+    last = (all_full + tl.sum(ahead, 1))[:, None]
+    cut = (full * blocks)[:, None]
+    items = cut + tl.where(is_last, blocks, 0)[:, None]
+    for start in range(0, tl.max(items), ITEMS):
+        item = start + tl.arange(0, ITEMS)[None, :]
+        place = tl.where(item < cut, first + item, last + item - cut)
+        valid = (item < items) & (place < bound)
+        count = tl.maximum(blocks, 1)[:, None]
+        tl.store(pairs + 2 * place, own[:, None] + 0 * item, mask=valid)
+        tl.store(pairs + 2 * place + 1, item % count + ((item // count) << _PART_SHIFT), mask=valid)
 
 
 def build_items(
@@ -367,7 +375,7 @@ def build_items(
     if split:
         bound += -(-rows.longest // block) * (columns.total // split)
     by_cost = by_cost and not (columns.offsets is None and columns.uniform > 0 and unbounded)
-    if by_cost and unbounded and rows.offsets is None and batch <= _MOST_RANKED:  # columns are jagged then
+    if by_cost and unbounded and batch <= _MOST_RANKED:
         return _by_sequence(rows, columns, batch, block, bound, split)
     ranked = by_cost and bound <= _MOST_RANKED
     counts = torch.empty(3, dtype=torch.int32, device=device)
@@ -457,20 +465,25 @@ def build_items(
 
 
 def _by_sequence(rows: Lengths, columns: Lengths, batch: int, block: int, bound: int, split: int) -> Items:
-    """The sorted table where all sequences have as many rows and meet all columns: of sequences, not of blocks."""
-    assert columns.offsets is not None
-    counts = torch.empty(3, dtype=torch.int32, device=columns.offsets.device)
-    pairs = torch.empty((bound, 2), dtype=torch.int32, device=columns.offsets.device)
+    """The sorted table where every row meets all columns of its sequence: of sequences, not of blocks."""
+    device = next(side.offsets.device for side in (rows, columns) if side.offsets is not None)
+    counts = torch.empty(3, dtype=torch.int32, device=device)
+    pairs = torch.empty((bound, 2), dtype=torch.int32, device=device)
     _ranked_sequences[(triton.cdiv(batch, _RANKED_ROWS),)](
         pairs,
         counts,
+        rows.offsets,
+        rows.uniform,
         columns.offsets,
+        columns.uniform,
         bound,
         batch,
-        -(-rows.uniform // block),
         split,
+        ROWS_UNIFORM=rows.offsets is None,
+        COLUMNS_UNIFORM=columns.offsets is None,
         SPLIT=split > 0,
-        ROWS=_RANKED_ROWS,
+        BLOCK=block,
+        OWN=_RANKED_ROWS,
         OTHERS=_RANKED_OTHERS,
         ITEMS=_ITEMS,
     )

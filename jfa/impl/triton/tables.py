@@ -1,11 +1,11 @@
 """Build tile tables on the device: nothing about them is read back, and a launch needs only an upper bound.
 
-Where every row meets all columns of its sequence, a sorted table is one launch, which ranks sequences: with it, written
-for a shared Q alone then, hsp-extreme's whole forward took 364.0 µs instead of 373.3 on an H200 (30 runs in turn,
-medians). Other tables are at most three small launches: the running sum of every sequence's blocks (where lengths
-differ), the columns that each block meets, and the (batch, block) pairs, each put where its cost ranks. Host time matters
-as much as GPU time here: a table is built in every call that was not planned. Sums made by every program instead of by a
-launch of their own changed no time of `bench` on an H200.
+Where every row meets all columns of its sequence, a sorted table is one launch, which ranks sequences: with it,
+written for a shared Q alone then, hsp-extreme's whole forward took 364.0 µs instead of 373.3 on an H200 (30 runs in
+turn, medians). Other tables are at most three small launches: the running sum of every sequence's blocks (where
+lengths differ), the columns that each block meets, and the (batch, block) pairs, each put where its cost ranks. Host
+time matters as much as GPU time here: a table is built in every call that was not planned. Sums made by every program
+instead of by a launch of their own changed no time of `bench` on an H200.
 """
 
 from __future__ import annotations

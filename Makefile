@@ -7,6 +7,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OUT ?= profiling-demo
 # What `make test` hands to pytest, e.g. make test PYTEST_ARGS="--slow" or "-m gpu".
 PYTEST_ARGS ?=
+# Processes that share the tests, a file each at a time.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 FBTRITON := $(shell sed -n 's/^fbtriton==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
@@ -36,7 +38,7 @@ types: $(VENV)/.all
 	$(BIN)/mypy
 
 pytest: $(VENV)/.all
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 format: $(VENV)/.all
 	$(BIN)/ruff check --fix .

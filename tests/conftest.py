@@ -37,16 +37,19 @@ def driver_devices() -> int:
 
 def without_gpu() -> str:
     """Why tests marked gpu cannot run here; empty when they can."""
-    if os.environ.get("TRITON_INTERPRET", "").lower() in SWITCHES_ON:
-        return "TRITON_INTERPRET is set: Triton runs on the CPU"
     if driver_devices() == 0:
         return "no CUDA device"
+    if os.environ.get("TRITON_INTERPRET", "").lower() in SWITCHES_ON:
+        return "TRITON_INTERPRET is set: Triton runs on the CPU"
     if importlib.util.find_spec("torch") is None:
         return "a CUDA device, but no torch"
     import torch
 
     return "" if torch.cuda.is_available() else f"a CUDA device, but torch {torch.__version__} does not see it"
 
+
+# What is printed into a pipe is not folded; pytest-xdist hands its workers the width of the terminal.
+os.environ.pop("COLUMNS", None)
 
 WITHOUT_GPU = without_gpu()
 if WITHOUT_GPU:

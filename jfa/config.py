@@ -157,7 +157,8 @@ def hopper_forward_config(head_dim: int) -> HopperForwardConfig:
     # In another run, loguniform, self-lognormal and dense-512: this 584, 672, 558; with ping-pong 571, 640, 552; that
     # and the mask in the loop 568, 636, 510; that and late fetching 571, 640, 545.
     # Each CTA for itself instead of multicast, 10 runs in turn, µs: hsp-loguniform 1197.6 instead of 1172.5,
-    # hsp-half-empty 615.4 instead of 607.8; hsp-extreme, uncut then, 354.5 instead of 359.4; dense-4096 no difference.
+    # hsp-half-empty 615.4 instead of 607.8; where multicast is not done now, hsp-extreme, cut, 354.5 instead of 359.4,
+    # dense-1024 and dense-4096 no difference.
     if head_dim <= 64:
         # Compiled: a tail of 64 keys makes ptxas serialise the wgmma of the loop (C7514), one of none does not.
         return HopperForwardConfig(tail=0)

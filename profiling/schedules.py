@@ -141,7 +141,7 @@ def timeline(tiles: Tiles, schedule: str) -> Timeline:
     worker = (dealt.worker[:, None] * cluster + np.arange(cluster)).ravel()
     real = tile >= 0
     start, end = (np.repeat(moment, cluster)[real] + tiles.ramp_ns for moment in (dealt.start_ns, dealt.end_ns))
-    return Timeline(tile[real], worker[real], start, end, dealt.workers * cluster, dealt.cleared_ns / cluster)
+    return Timeline(tile[real], worker[real], start, end, dealt.workers * cluster, dealt.cleared_ns)
 
 
 def _deal(cost: np.ndarray, columns: np.ndarray, schedule: str, workers: int, fetch_ns: float) -> Timeline:

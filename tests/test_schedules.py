@@ -156,6 +156,9 @@ def test_a_recording_of_pairs_is_dealt_in_pairs_again(schedule):
     dealt = timeline(pairs, schedule)
     assert sorted(dealt.tile) == list(range(len(cost))) and dealt.workers == 4
     assert dealt.end_ns.max() == replay(pairs, schedule).makespan_ns
+    idle = dataclasses.replace(pairs, columns=np.array([5, 5, 5, 5, 0, 0, 0, 0]))
+    cleared = timeline(idle, schedule)
+    assert cleared.end_ns.max() + cleared.cleared_ns == replay(idle, schedule).makespan_ns
     of = dict(zip(dealt.tile.tolist(), zip(dealt.worker, dealt.start_ns, strict=True), strict=True))
     for first, second in ((0, 2), (1, 3)):
         assert of[second][0] == of[first][0] + 1 and of[second][0] % 2 == 1 and of[first][1] == of[second][1]

@@ -61,6 +61,7 @@ def _where_room(instruction: str) -> tl.constexpr:
 _CLOCK, _LOW_CLOCK = _where_room("mov.u64 $0, %clock64;"), _where_room("mov.u32 $0, %clock;")
 _TIMER = _where_room("mov.u64 $0, %globaltimer;")
 _WORD, _PAIR = _where_room("st.global.b64 [$3], $4;"), _where_room("st.global.v2.b64 [$3], {$4, $5};")
+_QUAD = _where_room("st.global.v4.b32 [$3], {$4, $5, $6, $7};")
 
 
 def _start_of_count(mask: int) -> tl.constexpr:
@@ -132,6 +133,15 @@ def store_pair(address, first, second, count, limit):
 
 
 @triton.jit
+def store_quad(address, first, second, third, fourth, count, limit):
+    """Four int32 to a 16-byte aligned address in one store, by threads whose count is below limit."""
+    tl.inline_asm_elementwise(
+        _QUAD, "=r,r,r,l,r,r,r,r", [count, limit, address.to(tl.int64), first, second, third, fourth], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def open_lane(recorder, lane, capacity, LEVEL: tl.constexpr, ROLES: tl.constexpr = False):
     """(address of this lane, its count of events); writes the start half of its header (level cta and above).
 
@@ -191,9 +201,9 @@ def behind(count, LEVEL: tl.constexpr, AT: tl.constexpr):
 
 @triton.jit
 def begin_wait(count, capacity, LEVEL: tl.constexpr):
-    """When a wait begins, in cycles (level wait); 0 in threads that write nothing."""
+    """When a wait begins, in cycles, of which the lower half will do (level wait); 0 in threads that write nothing."""
     if LEVEL >= 3:
-        return read_clock(count, capacity)
+        return read_low_clock(count, capacity)
     else:
         return 0
 
@@ -204,9 +214,25 @@ def end_wait(lane, count, capacity, began, KIND: tl.constexpr, stage, tile, LEVE
 
     ``stage``: which of a ring's buffers, −1 for none. Waits are many and short: no global timer is read.
     """
+    return note_wait(lane, count, capacity, began, wait_ended(count, capacity, LEVEL), KIND, stage, tile, LEVEL)
+
+
+@triton.jit
+def wait_ended(count, capacity, LEVEL: tl.constexpr):
+    """When a wait ends, as :func:`begin_wait`: for a role that has something urgent to do before it notes the wait."""
     if LEVEL >= 3:
-        ended = read_low_clock(count, capacity)
-        store_pair(_event(lane, count), _opened(began, KIND, stage), _closed(ended, tile), count, capacity)
+        return read_low_clock(count, capacity)
+    else:
+        return 0
+
+
+@triton.jit
+def note_wait(lane, count, capacity, began, ended, KIND: tl.constexpr, stage, tile, LEVEL: tl.constexpr):
+    """Note a wait from :func:`begin_wait` to :func:`wait_ended`; the lane's new count of events."""
+    if LEVEL >= 3:
+        zero = tl.full((), 0, tl.int32)
+        what = ((zero + stage + 1) << 24) + (KIND << 16)
+        store_quad(_event(lane, count), began, what, ended, zero + tile + 1, count, capacity)
         return count + 1
     else:
         return count

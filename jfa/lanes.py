@@ -6,14 +6,15 @@ then ``capacity`` events of four words. A full lane keeps its first events and g
 ====== ==========================================================================
 header  word 0: SM id; 1: %globaltimer at the start (ns); 2: %clock64 at the start (cycles);
         3: %globaltimer at the end; 4: %clock64 at the end; 5: events offered; 6, 7: zero
-event   word 0: %clock64 at the span's start, low 48 bits | kind << 48 | (stage + 1) << 56
+event   word 0: %clock64 at the span's start, low 48 bits (of a wait 32) | kind << 48 | (stage + 1) << 56
         word 1: %globaltimer at the span's start (ns); of a wait, what word 2 holds of other spans
         word 2: %clock64 at the span's end, low 32 bits | (tile + 1) << 32; word 3: zero
 ====== ==========================================================================
 
 Stage and tile are stored plus one so that "does not apply" (−1) is zero. Start and end are stored apart, each when it
 is known: a start kept in registers until the end costs a kernel that is short of them. Waits are short and many: both
-ends go out in one store of 16 bytes. A span of 2³² cycles or more (2.1 s at 2 GHz) is not told from a shorter one.
+ends go out in one store of 16 bytes, of 32-bit parts. A span of 2³² cycles or more (2.1 s at 2 GHz) is not told from a
+shorter one, and a wait is placed right if it begins at most 2³¹ cycles after the lane's event before.
 """
 
 from __future__ import annotations
@@ -202,6 +203,7 @@ def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
     anchor, second = np.where(waits, 0, events[:, 1]), np.where(waits, events[:, 1], events[:, 2])
     opened = clock[event_lane, 0]
     began = opened + (((first & _CLOCK_MASK) - (opened & _CLOCK_MASK)) & _CLOCK_MASK)  # the low bits may have wrapped
+    began = np.where(waits, _followed(first & 0xFFFFFFFF, clock[:, 0], event_lane), began)
     ended = began + (((second & 0xFFFFFFFF) - (first & 0xFFFFFFFF)) & 0xFFFFFFFF)
 
     event_sm, read = sm[event_lane], anchor != 0
@@ -238,6 +240,15 @@ def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
         event_end_ns=event_end,
         clock=_judge(clocks, pairs, backwards),
     )
+
+
+def _followed(low: NDArray[np.int64], opened: NDArray[np.int64], lane: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Clocks of which only the lower 32 bits are known, each at most 2³¹ cycles from its lane's last; first ``opened``."""
+    first = np.r_[True, lane[1:] != lane[:-1]] if lane.size else np.zeros(0, dtype=bool)
+    before = np.where(first, opened[lane], np.roll(low, 1))
+    run = np.cumsum((low - before + (1 << 31) & 0xFFFFFFFF) - (1 << 31))
+    start = (run - np.diff(run, prepend=0))[first]
+    return opened[lane] + run - np.repeat(start, np.diff(np.r_[np.flatnonzero(first), lane.size]))
 
 
 def _overlaps(lane: NDArray[np.int64], began: NDArray[np.int64], ended: NDArray[np.int64]) -> int:

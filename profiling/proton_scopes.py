@@ -64,11 +64,22 @@ def end_wait(lane, count, capacity, began, KIND: tl.constexpr, stage, tile, LEVE
 
 
 @triton.jit
+def wait_ended(count, capacity, LEVEL: tl.constexpr):
+    proton.exit_scope("wait")
+    return 0
+
+
+@triton.jit
+def note_wait(lane, count, capacity, began, ended, KIND: tl.constexpr, stage, tile, LEVEL: tl.constexpr):
+    return count
+
+
+@triton.jit
 def close_lane(lane, count, LEVEL: tl.constexpr):
     pass
 
 
-_SCOPES = (open_lane, begin_span, end_span, behind, begin_wait, end_wait, close_lane)
+_SCOPES = (open_lane, begin_span, end_span, behind, begin_wait, end_wait, wait_ended, note_wait, close_lane)
 
 
 @contextmanager

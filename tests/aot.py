@@ -47,10 +47,19 @@ def _empty_recorder() -> None:
         return count
 
     @triton.jit
+    def wait_ended(count, capacity, LEVEL):
+        return 0
+
+    @triton.jit
+    def note_wait(lane, count, capacity, began, ended, KIND, stage, tile, LEVEL):
+        return count
+
+    @triton.jit
     def close_lane(lane, count, LEVEL):
         pass
 
-    for emptied in (open_lane, begin_span, end_span, behind, begin_wait, end_wait, close_lane):
+    emptied_all = (open_lane, begin_span, end_span, behind, begin_wait, end_wait, wait_ended, note_wait, close_lane)
+    for emptied in emptied_all:
         setattr(instrument, emptied.__name__, emptied)
 
 

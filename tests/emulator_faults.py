@@ -335,7 +335,7 @@ FAULTS = {
             -if not AGREE or rank == 0:
             -    next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL, CLUSTER)
             +next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL, CLUSTER)
-             elif EARLY_FETCH and step == 1:
+             if fetched < 2:
             -    if AGREE:
             -        next_tile, noted = _agree(
             -            next_tile, turn, sent, came, next_empty, next_full, rank, lane, noted, capacity, named,

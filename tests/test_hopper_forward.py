@@ -23,7 +23,8 @@ from jfa.validation import validate  # noqa: E402
 
 HALVES = [torch.float16, torch.bfloat16]
 SWITCHES = [{"pingpong": False}, {"peel": False}, {"early_fetch": False}, {"tail": 0}, {"registers": 232}]
-PAIR = Case(q_len=256, kv_lens=(256, 0, 257, 319, 1, 64, 1000, 0, 65), heads=2, heads_kv=1, head_dim=128)
+# Few keys, so that none is cut, and more tiles than 66 pairs of CTAs do at once.
+PAIR = Case(q_len=256, kv_lens=(450, 0, 257, 1, 64, 0, 129, 65), heads=16, heads_kv=4, head_dim=128)
 # Rests of 0, 1, 63 … 65 and 127 … 129 keys behind full blocks, and tiles of which one warpgroup has no rows.
 RESTS = Case(q_lens=(1, 64, 65, 128, 129, 200, 30), kv_lens=(256, 257, 319, 320, 321, 383, 384), head_dim=128)
 CUT = {

@@ -20,9 +20,12 @@ def buffer(ctas: list[dict], capacity: int) -> np.ndarray:
         row[:6] = cta["sm"], cta["timer"][0], cta["clock"][0], cta["timer"][1], cta["clock"][1], len(events)
         for slot, (began, ended, tile, kind) in enumerate(events[:capacity]):
             at = lanes.HEADER_WORDS + lanes.EVENT_WORDS * slot
-            row[at] = (began & (2**48 - 1)) | (kind << 48) | (0 << 56)
-            row[at + 1] = cta.get("anchors", {}).get(slot, 0)
-            row[at + 2] = (ended & 0xFFFFFFFF) | ((tile + 1) << 32)
+            closed = (ended & 0xFFFFFFFF) | ((tile + 1) << 32)
+            if kind in lanes.WAITS.values():
+                row[at : at + 2] = (began & 0xFFFFFFFF) | (kind << 48), closed
+            else:
+                row[at] = (began & (2**48 - 1)) | (kind << 48) | (0 << 56)
+                row[at + 1 : at + 3] = cta.get("anchors", {}).get(slot, 0), closed
     return words
 
 
@@ -118,6 +121,28 @@ def test_the_low_bits_of_the_clock_may_wrap() -> None:
     assert spans.event_start_ns.tolist() == [100, 700_000]
     assert spans.event_end_ns.tolist() == [700_000, 900_000]
     assert spans.tile.tolist() == [1, 2]
+
+
+@given(
+    st.integers(0, 2**62),
+    st.lists(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.booleans()), max_size=6), min_size=1),
+)
+def test_waits_are_placed_by_the_event_before(epoch: int, of_lanes: list[list[tuple[int, int, bool]]]) -> None:
+    """They hold 32 bits of the clock, and may begin up to 2³¹ cycles after it; a lane may last longer than 2³²."""
+    rate, ctas, expected = 1.0, [], []
+    for sm, gaps in enumerate(of_lanes):
+        cta = life(sm, rate, 0, sum(gap + took for gap, took, _ in gaps) + 1, [], epoch)
+        cta["events"], at = [], 0
+        for number, (gap, took, waits) in enumerate(gaps):
+            span = (at + gap, at + gap + took)
+            cta["events"].append((epoch + span[0], epoch + span[1], number, lanes.WAITS["k_full"] if waits else 1))
+            expected.append(span)
+            at = span[1]
+        ctas.append(cta)
+    spans = lanes.decode(buffer(ctas, 6), 6)
+    found = list(zip(spans.event_start_ns.tolist(), spans.event_end_ns.tolist(), strict=True))
+    assert found == expected
+    assert spans.clock.order_violations == 0
 
 
 @settings(max_examples=30)

@@ -83,6 +83,7 @@ class Source:
             id(primitives.one_of_eight.fn): lambda: 1 / 8,
             id(instrument.store_word.fn): self._store_word,
             id(instrument.store_pair.fn): self._store_pair,
+            id(instrument.store_quad.fn): self._store_quad,
         }
 
     def _now(self, count: int, limit: int) -> int:
@@ -98,6 +99,12 @@ class Source:
         if count < limit:
             address.store(first)
             (address + 1).store(second)
+
+    @classmethod
+    def _store_quad(cls, address: Pointer, *parts: int) -> None:
+        *halves, count, limit = map(int, parts)
+        low, high = (halves[i] & 0xFFFFFFFF | halves[i + 1] << 32 for i in (0, 2))
+        cls._store_pair(address, low, high, count, limit)
 
     def function(self, jitted: Any) -> Callable[..., Any]:
         """The Python function of a jitted one."""

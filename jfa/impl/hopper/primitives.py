@@ -141,6 +141,14 @@ def wait(barrier, phase, lane, noted, capacity, KIND: tl.constexpr, stage, tile,
 
 
 @triton.jit
+def timed_wait(barrier, phase, noted, capacity, LEVEL: tl.constexpr):
+    """As :func:`wait`, for `instrument.note_wait` to note when what was waited for has been used: (began, ended)."""
+    began = instrument.begin_wait(noted, capacity, LEVEL)
+    tlx.barrier_wait(barrier, phase)
+    return began, instrument.wait_ended(noted, capacity, LEVEL)
+
+
+@triton.jit
 def take_turn(OWN: tl.constexpr, lane, noted, capacity, tile, LEVEL: tl.constexpr):
     """Wait until the other warpgroup has issued its products; ``OWN`` is 0 or 1. Gives the count as :func:`wait`."""
     began = instrument.begin_wait(noted, capacity, LEVEL)

@@ -243,7 +243,7 @@ def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
 
 
 def _followed(low: NDArray[np.int64], opened: NDArray[np.int64], lane: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Clocks of which only the lower 32 bits are known, each at most 2³¹ cycles from its lane's last; first ``opened``."""
+    """Clocks of which only the lower 32 bits are known, each at most 2³¹ cycles from the lane's last, or ``opened``."""
     first = np.r_[True, lane[1:] != lane[:-1]] if lane.size else np.zeros(0, dtype=bool)
     before = np.where(first, opened[lane], np.roll(low, 1))
     run = np.cumsum((low - before + (1 << 31) & 0xFFFFFFFF) - (1 << 31))

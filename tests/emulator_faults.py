@@ -338,8 +338,8 @@ FAULTS = {
              if fetched < 2:
             -    if AGREE:
             -        next_tile, noted = _agree(
-            -            next_tile, turn, sent, came, next_empty, next_full, rank, lane, noted, capacity, named,
-            -            LEVEL,
+            -            next_tile, turn, sent, came, came_first, next_empty, next_full, rank, lane, noted, capacity,
+            -            named, LEVEL,
             -        )  # fmt: skip
              if next_tile < tile_count:
             """,

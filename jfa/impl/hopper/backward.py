@@ -244,9 +244,10 @@ def jfa_backward_hopper(
                 next_batch = 0
                 next_block = 0
                 fetched = 0
+                # Counted up: a division a step doubles the role's instructions (dense-1024: 8,109 against 8,053 µs).
+                q_head = head * group
+                row = low
                 for step in range(steps * group):
-                    q_head = head * group + step // steps
-                    row = low + step % steps * BLOCK_Q
                     stage, phase = _turn_of(loaded, STAGES)
                     column = q_head * DIM
                     stat = tl.full((), 0, tl.int64) + q_head
@@ -286,6 +287,10 @@ def jfa_backward_hopper(
                             next_batch = tl.load(pairs + 2 * (next_tile // heads_kv))
                             next_block = tl.load(pairs + 2 * (next_tile // heads_kv) + 1)
                     fetched = step + 1
+                    row += BLOCK_Q
+                    if row >= high:
+                        row = low
+                        q_head += 1
                 if fetched < 1:
                     next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
                 if fetched < 2:

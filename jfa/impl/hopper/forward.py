@@ -165,7 +165,7 @@ def _load(desc, tile, full, start, rows, row, column, rank, CLUSTER: tl.constexp
 
 @triton.jit
 def _agree(
-    taken, turn, sent, came, next_empty, next_full, rank, lane, noted, capacity, named, LEVEL: tl.constexpr
+    taken, turn, sent, came, came_first, next_empty, next_full, rank, lane, noted, capacity, named, LEVEL: tl.constexpr
 ):  # fmt: skip
     """(the tile that rank 0 has taken, in both CTAs of a pair; the lane's count of events)."""
     slot = turn % _SLOTS
@@ -178,7 +178,7 @@ def _agree(
     else:
         tlx.barrier_expect_bytes(next_full[slot], 16)
         noted = hopper.wait(next_full[slot], phase, lane, noted, capacity, _NEXT_FULL, slot, named, LEVEL)
-        taken = tl.max(tlx.local_load(came[slot]), 0)
+        taken = hopper.get(came_first[4 * slot])
         tlx.barrier_arrive(next_empty[slot], 1, 0)
     return taken, noted
 
@@ -272,15 +272,17 @@ def jfa_forward_hopper(
 
     if AGREE:
         # The next tile, which rank 0 takes for both CTAs and tells rank 1; 16 bytes are the least that can be copied.
+        # Read as one number, not as four: then ptxas knows that all threads have the same, and so do loops over it.
         sent = tlx.local_alloc((4,), tl.int32, _SLOTS)
         came = tlx.local_alloc((4,), tl.int32, _SLOTS)
+        came_first = tlx.local_alloc((1,), tl.int32, 4 * _SLOTS, reuse=came)
         next_full = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=1)
         next_empty = tlx.alloc_barriers(num_barriers=_SLOTS, arrive_count=1)
 
     own = tl.program_id(0)
     rank = 0
     if CLUSTER == 2:
-        rank = tlx.cluster_cta_rank()
+        rank = own % 2  # and not the special register, which ptxas takes to differ between threads
     work = tl.load(counts)
     tile_count = work * heads
 
@@ -361,14 +363,10 @@ def jfa_forward_hopper(
                         v_short = tlx.local_reinterpret(v_tiles[stage], dtype, [TAIL, DIM])
                         began, ended = hopper.timed_wait(k_empty[stage], phase ^ 1, noted, capacity, LEVEL)
                         _load(k_tail_desc, k_short, k_full[stage], origin, kv_len, high - short, column, rank, CLUSTER)
-                        noted = instrument.note_wait(
-                            lane, noted, capacity, began, ended, _K_EMPTY, stage, named, LEVEL
-                        )
+                        noted = instrument.note_wait(lane, noted, capacity, began, ended, _K_EMPTY, stage, named, LEVEL)
                         began, ended = hopper.timed_wait(v_empty[stage], phase ^ 1, noted, capacity, LEVEL)
                         _load(v_tail_desc, v_short, v_full[stage], origin, kv_len, high - short, column, rank, CLUSTER)
-                        noted = instrument.note_wait(
-                            lane, noted, capacity, began, ended, _V_EMPTY, stage, named, LEVEL
-                        )
+                        noted = instrument.note_wait(lane, noted, capacity, began, ended, _V_EMPTY, stage, named, LEVEL)
                         loaded += 1
 
                 # The next tile, fetched a step at a time while the ring is full, so that no load waits for it.
@@ -405,8 +403,8 @@ def jfa_forward_hopper(
                 if fetched < 2:
                     if AGREE:
                         next_tile, noted = _agree(
-                            next_tile, turn, sent, came, next_empty, next_full, rank, lane, noted, capacity, named,
-                            LEVEL,
+                            next_tile, turn, sent, came, came_first, next_empty, next_full, rank, lane, noted, capacity,
+                            named, LEVEL,
                         )  # fmt: skip
                     if next_tile < tile_count:
                         next_batch = tl.load(pairs + 2 * (next_tile // heads))

@@ -345,7 +345,7 @@ def _positive_scale(q: Tensor, problem: Problem) -> tuple[Tensor, Problem]:
     return (q, problem) if problem.scale >= 0 else (-q, replace(problem, scale=-problem.scale))
 
 
-def _fixed_order(offsets: tuple[Tensor, Tensor | None], problem: Problem, q: Tensor) -> FixedOrder:
+def fixed_order(offsets: tuple[Tensor, Tensor | None], problem: Problem, q: Tensor) -> FixedOrder:
     """How dQ is added up in one order; with the table of its blocks, where queries are jagged."""
     from jfa.impl.triton import launch
     from jfa.impl.triton.dq import FixedOrder
@@ -443,7 +443,7 @@ def _backward_op(
     block = kernel.config.block_kv
     with _device_of(q):
         run = _run(schedule, pairs, counts, 0, lambda: backward_items(*offsets, problem, block, schedule))
-        order = (_fixed_order(offsets, problem, q),) if deterministic else ()
+        order = (fixed_order(offsets, problem, q),) if deterministic else ()
         signed_q, problem = _positive_scale(q, problem)
         dq, dk, dv = kernel.run(
             grad_out, grad_lse, signed_q, k, v, out, lse, *offsets, problem, kernel.config, run, *order

@@ -49,6 +49,8 @@ class Launcher:
     """What the last run gave: out and lse, or dQ, dK and dV. Nothing, where a stage is left out."""
     leave_out: str = ""
     """The stage without which it runs."""
+    deterministic: bool = False
+    """Whether it leaves dQ to a kernel of its own."""
 
     def without(self, stage: str) -> Launcher:
         """The same kernel on the same tensors without a stage: for its time alone, results are thrown away.
@@ -128,10 +130,12 @@ def prepare(
     *,
     config: Config | None = None,
     split: bool = True,
+    deterministic: bool = False,
 ) -> Launcher:
     """The kernel that the op would launch for this workload, its table built; ``config``, where given, is not pinned.
 
-    ``split`` False: no sequence is cut. UserError: no rows, unknown schedule, an implementation that cannot run here.
+    ``split`` False: no sequence is cut. ``deterministic``: the backward that leaves dQ to a kernel of its own, which
+    runs behind it and takes no recorder. UserError: no rows, unknown schedule, an implementation that cannot run here.
     """
     from jfa import attention, toolchain, validation
     from jfa.impl import choice
@@ -144,7 +148,7 @@ def prepare(
     window = workload.window
     try:
         problem = validation.validate(
-            q, k, v, *offsets, None, workload.max_kv_len, None, workload.causal, window, False, impl, schedule
+            q, k, v, *offsets, None, workload.max_kv_len, None, workload.causal, window, deterministic, impl, schedule
         )
         kernel = choice.resolve(impl, launch.capability(device), q.dtype)
     except (TypeError, ValueError) as error:
@@ -193,16 +197,17 @@ def prepare(
         )
     out, lse = forward.run(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
     grad_out = inputs.grad_out.reshape(out.shape)
-    if config is None or kernel == "triton":
-        backward = choice.backward_kernel(kernel, capability, problem, size)
+    if config is None or kernel == "triton" or deterministic:
+        backward = choice.backward_kernel(kernel, capability, problem, size, deterministic)
     else:
         backward = choice.hopper_backward(cast("Any", config), problem)
+    order = (attention.fixed_order(offsets, problem, q),) if deterministic else ()
     backward_as = backward.config if config is None else cast("Any", config)
     key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)
 
     def run_backward(recorder: Recorder, leave_out: str = "") -> Run:
         run = launch.Run(schedule, key_items, recorder, leave_out=leave_out)
-        found = backward.run(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run)
+        found = backward.run(grad_out, None, q, k, v, out, lse, *offsets, problem, backward_as, run, *order)
         if not leave_out:
             results[:] = found
         return run
@@ -221,6 +226,7 @@ def prepare(
         cluster=backward.cluster,
         roles=backward.roles,
         results=results,
+        deterministic=deterministic,
     )
 
 

@@ -39,8 +39,11 @@ def record(
     level: str = "tile",
     launches: int = 1,
     repeats: int = 20,
+    deterministic: bool = False,
 ) -> Recording:
     """Run ``workload`` and record ``launches`` launches at ``level`` (cta, tile or wait).
+
+    ``deterministic``: of the backward with repeatable gradients the kernel of dK and dV; dQ's is timed with it.
 
     The plain and the recorded kernel are timed ``repeats`` times, in turn, in this process, as ``bench`` times; both
     medians and spreads go into the metadata. The tile table is built before: its cost is not in these times.
@@ -48,6 +51,8 @@ def record(
     Raises:
         UserError: no GPU, a workload without rows, or an unknown schedule, direction, implementation or level.
     """
+    if deterministic and direction != "backward":
+        raise UserError("deterministic: a forward always repeats; leave it out, or record direction backward")
     device = gpu()
     for name, given, known in (
         ("direction", direction, ("forward", "backward")),
@@ -56,9 +61,8 @@ def record(
     ):
         if given not in known:
             raise UserError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
-    return record_launcher(
-        prepare(workload, schedule, direction, device, impl), workload, device, level, launches, repeats
-    )
+    launcher = prepare(workload, schedule, direction, device, impl, deterministic=deterministic)
+    return record_launcher(launcher, workload, device, level, launches, repeats)
 
 
 def record_launcher(
@@ -224,6 +228,7 @@ def _kernel(launcher: Launcher, device: torch.device) -> dict[str, Any]:
         "split": launcher.items.split,
         "cluster": launcher.cluster,
         "blocks": launcher.blocks,
+        **({"deterministic": True} if launcher.deterministic else {}),
     }
 
 
@@ -253,8 +258,9 @@ def resources_of_run(run: Run) -> dict[str, int]:
 
 
 def _command(workload: Workload, launcher: Launcher, level: str, launches: int, repeats: int) -> str:
+    kind = " --deterministic" if launcher.deterministic else ""
     return (
         f"python -m profiling record --workload {workload.name} --schedule {launcher.schedule} "
         f"--direction {launcher.direction} --impl {launcher.impl} --level {level} --launches {launches} "
-        f"--repeats {repeats}"
+        f"--repeats {repeats}{kind}"
     )

@@ -187,6 +187,29 @@ def test_level_wait_of_each_backward_has_every_role(q_len: int) -> None:
     assert (waits["end_ns"] >= waits["start_ns"]).all()
 
 
+def test_a_forward_is_not_recorded_as_deterministic() -> None:
+    with pytest.raises(UserError, match="deterministic: a forward always repeats"):
+        record(SMALL, deterministic=True)
+
+
+def test_a_deterministic_backward_gives_the_same_gradients(device: str) -> None:
+    found = []
+    for deterministic in (False, True):
+        launcher = prepare(FEW, "static", "backward", torch.device(device), deterministic=deterministic)
+        launcher.run(instrument.OFF)
+        found.append([result.clone() for result in launcher.results])
+    for usual, fixed in zip(*found, strict=True):
+        torch.testing.assert_close(usual, fixed, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_a_deterministic_backward_is_recorded() -> None:
+    recording = record(SMALL, direction="backward", deterministic=True, repeats=2)
+    assert recording.get("kernel.name") == "jfa_backward" and recording.get("kernel.deterministic")
+    assert recording.get("command").endswith("--deterministic")
+    assert set(recording.events["event"]) == {"cta", "tile"}
+
+
 @pytest.mark.gpu
 def test_level_cta_keeps_lives_only() -> None:
     recording = record(SMALL, level="cta", repeats=2)

@@ -24,6 +24,9 @@ def record(
     ] = "tile",
     launches: Annotated[int, typer.Option(min=1, help="How many launches to record.")] = 1,
     repeats: Annotated[int, typer.Option(min=2, help="Timed runs of the plain and of the recorded kernel.")] = 20,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The backward with repeatable gradients: its kernel of dK and dV.")
+    ] = False,
 ) -> None:
     """Run a kernel on the GPU and keep what every CTA did.
 
@@ -55,6 +58,7 @@ def record(
             level=level,
             launches=launches,
             repeats=repeats,
+            deterministic=deterministic,
         )
         recording.write(output)
     printing.line(f"{recording.title()}: {len(recording.events):,} spans ({recording.grade}) in {output}")

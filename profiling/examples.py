@@ -23,13 +23,25 @@ def waits(workload: str, direction: str) -> Recording:
     return Recording.read(DATA / "waits" / f"{workload}_{direction}.parquet")
 
 
-def change() -> tuple[Recording, Recording]:
-    """Before and after a change that waits asked for, at level wait, on an H200: the backward of 40 sequences of
-    hsp-half-empty, dQ added up in memory and kept in registers. Excerpts of 32 of 132 CTAs."""
-    before, after = (
-        Recording.read(DATA / "waits" / f"half-empty-40_backward_{dq}.parquet") for dq in ("shared", "resident")
-    )
+def change(direction: str = "backward") -> tuple[Recording, Recording]:
+    """Before and after a change that waits asked for, at level wait, on an H200; excerpts of some of 132 CTAs.
+
+    The backward of the first 40 sequences of hsp-half-empty, dQ added up in memory and kept in registers; the forward
+    of the first 200 of hsp-loguniform, K and V loaded for each CTA alone and for two CTAs at once.
+    """
+    kinds = {
+        "backward": ("half-empty-40_backward_shared", "half-empty-40_backward_resident"),
+        "forward": ("loguniform-200_forward_alone", "loguniform-200_forward_pairs"),
+    }
+    before, after = (Recording.read(DATA / "waits" / f"{name}.parquet") for name in kinds[direction])
     return before, after
+
+
+def strategies() -> dict[str, Recording]:
+    """The backward of those 40 sequences by how dQ is summed: "shared", "slices", "resident" at level wait and
+    "deterministic" at level tile (its kernel of dK and dV; that of dQ is in its times)."""
+    kinds = ("shared", "slices", "resident", "deterministic")
+    return {kind: Recording.read(DATA / "waits" / f"half-empty-40_backward_{kind}.parquet") for kind in kinds}
 
 
 def names() -> list[str]:

@@ -4,9 +4,10 @@ A barrier's name says who ends its waits: `x_full` is completed by the roles tha
 `x_empty` by those that wait for `x_full`; what has no such twin (`turn`) by the other roles that wait for it too. The
 moment at which a role got hold of the buffer is the end of its own wait for the twin of that buffer; before it, the
 role was waiting for something else or working, afterwards the buffer was "in flight" (a load on its way) or "in use".
-Where several roles end a wait, the one that got hold of the buffer last was late. It is looked for in the waiting
-role's own CTA: of two CTAs that load for both (`kernel.blocks` 2) the other's part in it is not told apart, and who
-takes tiles for the pair is "unknown".
+Where several roles end a wait, the one that got hold of the buffer last was late.
+
+They are looked for in the waiting role's CTA; of CTAs that work in pairs also or only in the other one, for barriers
+that it has a part in. Moments on two SMs are then compared, which is as good as the recording's clock fit.
 """
 
 from __future__ import annotations
@@ -19,14 +20,21 @@ from profiling.waits import PREFIX, Waits, waits_of
 
 AFTER = {"full": "in flight", "empty": "in use"}
 WORKING = "working"
+OTHER = " of the other CTA"
+OWN, BOTH, ONLY_OTHER = ((False,), (False, True), (True,))
+EXCHANGED = {"part": ONLY_OTHER, "next": ONLY_OTHER}
+"""Buffers that one CTA of a pair fills for the other: partial sums of dK and dV, and the next tile."""
+LOADED_FOR_BOTH = {"k": BOTH, "v": BOTH}
+"""Buffers that both CTAs fill and empty, where a pair does two blocks of a tile (`kernel.blocks` 2)."""
 
 
 def late(recording: Recording, role: str | None = None) -> pd.DataFrame:
     """Each role's waiting time by who was late and what that role was doing.
 
     Returns:
-        A row a (role, barrier, late, doing): role and barrier that waited; late: the role that ended the waits; doing:
-        "in flight", "in use", "working", or "wait:…" for its own waits; total_ns; share of the waiting role's life.
+        A row a (role, barrier, late, doing): role and barrier that waited; late: the role that ended the waits, maybe
+        "of the other CTA"; doing: "in flight", "in use", "working", or "wait:…" for its own waits; total_ns; share of
+        the waiting role's life.
         Each (role, barrier)'s rows sum to its waits. Longest first; none for a role that does not occur. attrs as of
         `profiling.waits.waits`. A first wait, for a buffer that no one has had yet, counts as "in use".
 
@@ -34,19 +42,18 @@ def late(recording: Recording, role: str | None = None) -> pd.DataFrame:
         RecordingError: as `waits_of`.
     """
     found = waits_of(recording)
+    shared = EXCHANGED | (LOADED_FOR_BOTH if recording.get("kernel.blocks") == 2 else {})
     rows: list[tuple[str, str, str, str, float]] = []
     for waiting, barrier in sorted(set(zip(found.role.tolist(), found.barrier.tolist(), strict=True))):
         if role is None or found.roles[waiting] == role:
-            rows += _of(found, waiting, barrier)
+            where = shared.get(found.barriers[barrier].rpartition("_")[0], OWN) if (found.partner >= 0).any() else OWN
+            rows += _of(found, waiting, barrier, where)
     lived = dict(zip(found.roles, np.nansum(found.lives, axis=0), strict=True))
     result = pd.DataFrame(rows, columns=["role", "barrier", "late", "doing", "total_ns"]).astype({"total_ns": float})
     result = result[result["total_ns"] > 0]
     result["share"] = result["total_ns"] / np.array([lived[name] for name in result["role"]], dtype=float)
     result = result.sort_values("total_ns", ascending=False, kind="stable").reset_index(drop=True)
-    warnings = recording.warnings()
-    if recording.get("kernel.blocks") == 2:
-        warnings.append("two CTAs load each buffer for both: that the other one is late shows as a load in flight")
-    result.attrs = {"grade": "derived", "title": recording.title(), "warnings": warnings}
+    result.attrs = {"grade": "derived", "title": recording.title(), "warnings": recording.warnings()}
     return result
 
 
@@ -58,34 +65,39 @@ def twin(barrier: str) -> str:
     return ""
 
 
-def _of(found: Waits, waiting: int, barrier: int) -> list[tuple[str, str, str, str, float]]:
-    """The rows of one role's waits at one barrier."""
+def _of(
+    found: Waits, waiting: int, barrier: int, where: tuple[bool, ...]
+) -> list[tuple[str, str, str, str, float]]:
+    """The rows of one role's waits at one barrier, which roles ``where`` end: of its own CTA, or (True) of the other."""
     own = np.flatnonzero((found.role == waiting) & (found.barrier == barrier))
     name = found.barriers[barrier]
     other = twin(name)
     by = found.barriers.index(other if other in found.barriers else name)
-    enders = [r for r in sorted(set(found.role[found.barrier == by].tolist())) if r != waiting]
+    roles = sorted(set(found.role[found.barrier == by].tolist()))
+    enders = [(r, away) for away in where for r in roles if away or r != waiting]
     if not enders:
         return [(found.roles[waiting], name, "unknown", WORKING, float(found.lasted[own].sum()))]
     start, end = found.start[own], found.end[own]
-    held = np.stack([_got_hold(found, ender, by, own) for ender in enders])
+    lanes = {away: found.partner[found.lane[own]] if away else found.lane[own] for away in where}
+    held = np.stack([_got_hold(found, ender, by, own, lanes[away]) for ender, away in enders])
     latest = held.argmax(axis=0)
     rows = []
-    for index, ender in enumerate(enders):
+    for index, (ender, away) in enumerate(enders):
         chosen = latest == index
         if not chosen.any():
             continue
         begin, stop = start[chosen], end[chosen]
         hold = np.clip(held[index][chosen], begin, stop)
         after = AFTER.get(name.rpartition("_")[2], "issuing")
-        rows.append((ender, after, float((stop - hold).sum())))
-        states = _states(found, ender, found.lane[own][chosen], begin, hold)
-        rows += [(ender, doing, total) for doing, total in states]
-    return [(found.roles[waiting], name, found.roles[ender], doing, total) for ender, doing, total in rows]
+        late_role = found.roles[ender] + OTHER * away
+        rows.append((late_role, after, float((stop - hold).sum())))
+        states = _states(found, ender, lanes[away][chosen], begin, hold)
+        rows += [(late_role, doing, total) for doing, total in states]
+    return [(found.roles[waiting], name, late_role, doing, total) for late_role, doing, total in rows]
 
 
-def _got_hold(found: Waits, role: int, barrier: int, of: np.ndarray) -> np.ndarray:
-    """When ``role`` last ended a wait at ``barrier`` for the same CTA and buffer before each wait of ``of`` ended.
+def _got_hold(found: Waits, role: int, barrier: int, of: np.ndarray, lane: np.ndarray) -> np.ndarray:
+    """When ``role`` last ended a wait at ``barrier`` on ``lane``, for the same buffer, before each wait of ``of`` ended.
 
     −1 where it never had.
     """
@@ -93,13 +105,13 @@ def _got_hold(found: Waits, role: int, barrier: int, of: np.ndarray) -> np.ndarr
     span = int(found.end.max()) + 1
     stages = int(found.stage.max()) + 2
 
-    def key(rows: np.ndarray) -> np.ndarray:
-        return (found.lane[rows].astype(np.int64) * stages + found.stage[rows] + 1) * span + found.end[rows]
+    def key(lane: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return (lane.astype(np.int64) * stages + found.stage[rows] + 1) * span + found.end[rows]
 
-    keys = key(theirs)
+    keys = key(found.lane[theirs], theirs)
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
-    asked = key(of)
+    asked = key(lane, of)
     at = np.searchsorted(keys, asked, "right") - 1
     ends = np.where(at >= 0, keys[np.maximum(at, 0)], -1)
     same = (at >= 0) & (ends // span == asked // span)

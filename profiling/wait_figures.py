@@ -15,6 +15,7 @@ from profiling.waits import PREFIX
 COLOURS = (theme.VERMILION, theme.GREEN, theme.ORANGE, theme.PURPLE, theme.YELLOW, theme.SKY)
 SMALLEST = 0.0005
 """Of a role's life: what is less has no column of its own in the matrix."""
+MOST_COLUMNS = 14
 
 
 def role_time_bars(parts: pd.DataFrame) -> go.Figure:
@@ -52,8 +53,10 @@ def _stem(part: str) -> str:
 
 
 def late_matrix(table: pd.DataFrame) -> go.Figure:
-    """Who waits for whom: `table` is the result of `profiling.late.late`. Rows wait, columns are late; less than
-    SMALLEST has no column."""
+    """Who waits for whom: `table` is the result of `profiling.late.late`. Rows wait, columns are late.
+
+    Less than SMALLEST is left out; beyond MOST_COLUMNS the smallest columns are one, "all else".
+    """
     named = table[table["share"] >= SMALLEST]
     named = named.assign(
         waits=[f"{role} waits for {barrier}" for role, barrier in zip(named["role"], named["barrier"], strict=True)],
@@ -65,6 +68,9 @@ def late_matrix(table: pd.DataFrame) -> go.Figure:
     grid = named.pivot_table(index="waits", columns="late", values="share", aggfunc="sum", fill_value=0.0)
     grid = grid.loc[grid.sum(axis=1).sort_values(ascending=False).index]
     grid = grid[grid.sum(axis=0).sort_values(ascending=False).index]
+    if len(grid.columns) > MOST_COLUMNS:
+        few = grid.columns[MOST_COLUMNS - 1 :]
+        grid = grid.drop(columns=few).assign(**{"all else": grid[few].sum(axis=1)})
     share = 100 * grid.to_numpy(dtype=float)
     figure = go.Figure(
         go.Heatmap(

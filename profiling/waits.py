@@ -27,6 +27,7 @@ class Waits:
         lane: which CTA of which launch, numbered 0 … lanes − 1; role, barrier: positions in `roles` and `barriers`.
         stage, tile: −1 where one does not apply; start, end: ns from the launch's first start; phase: in `PHASES`.
         lives: float64 [lanes, roles], how long each role lived, ns, and `begins` when it began; NaN where it did not.
+        partner: [lanes], the lane of the other CTA of a cluster of two; −1 where there is none.
     """
 
     lane: np.ndarray
@@ -41,6 +42,7 @@ class Waits:
     barriers: tuple[str, ...]
     lives: np.ndarray
     begins: np.ndarray
+    partner: np.ndarray
 
     @property
     def lasted(self) -> np.ndarray:
@@ -93,6 +95,7 @@ def waits_of(recording: Recording) -> Waits:
         barriers=tuple(name.removeprefix(PREFIX) for name, wait in zip(names, is_wait, strict=True) if wait),
         lives=lives,
         begins=begins,
+        partner=_partners(events, lane, recording.get("kernel.cluster") == 2),
     )
 
 
@@ -101,6 +104,15 @@ def _lanes(events: pd.DataFrame) -> np.ndarray:
     launch, cta = events["launch"].to_numpy(), events["cta"].to_numpy()
     new = np.r_[False, (launch[1:] != launch[:-1]) | (cta[1:] != cta[:-1])]
     return np.cumsum(new)
+
+
+def _partners(events: pd.DataFrame, lane: np.ndarray, paired: bool) -> np.ndarray:
+    """Of each lane that of its launch's CTA with the neighbouring number, where CTAs work in pairs."""
+    first = np.flatnonzero(np.r_[True, lane[1:] != lane[:-1]])
+    if not paired:
+        return np.full(len(first), -1)
+    at = {who: number for number, who in enumerate(zip(*(events[name].to_numpy()[first] for name in ("launch", "cta"))))}
+    return np.array([at.get((launch, cta ^ 1), -1) for launch, cta in at])
 
 
 def _phases(lane: np.ndarray, role: np.ndarray, barrier: np.ndarray, tile: np.ndarray) -> np.ndarray:

@@ -24,13 +24,18 @@ class Pipeline:
     steps: Sequence[int] = (4, 3)
     """Buffers that each tile consumes."""
     ctas: int = 2
+    slower: int | None = None
+    """Where given, two CTAs load each buffer for both, and the second's consumers use it for that much longer."""
 
 
 def recording(pipeline: Pipeline, **metadata: object) -> Recording:
     """Run the pipeline in every CTA, each a little later than the one before."""
     rows: list[tuple] = []
-    for cta in range(pipeline.ctas):
-        rows += _cta(pipeline, cta)
+    if pipeline.slower is not None:
+        rows = _pair(pipeline, pipeline.slower)
+    else:
+        for cta in range(pipeline.ctas):
+            rows += _cta(pipeline, cta)
     columns = ["cta", "role", "event", "tile", "stage", "start_ns", "end_ns"]
     frame = pd.DataFrame(rows, columns=columns).assign(launch=0, batch=-1, head=-1, block=-1)
     frame["sm"] = frame["cta"]
@@ -77,4 +82,36 @@ def _cta(p: Pipeline, cta: int) -> list[tuple]:
         rows += [(cta, role, "tile", t, -1, tile_starts[which][t], tile_ends[which][t]) for t in tile_starts[which]]
         rows.append((cta, role, "cta", -1, -1, begin, consumers[which] + 3))
     rows.append((cta, "load", "cta", -1, -1, begin, load))
+    return rows
+
+
+def _pair(p: Pipeline, slower: int) -> list[tuple]:
+    """The rows of two CTAs of which each brings half of a buffer to both, when all four consumers have let it go."""
+    rows: list[tuple] = []
+    load, consumers = [0, 0], [[0, 0], [0, 0]]
+    released: list[list[int]] = []
+    tiles = [(tile, step) for tile, steps in enumerate(p.steps) for step in range(steps)]
+    spans: dict[tuple[int, int, int], tuple[int, int]] = {}
+    for number, (tile, _) in enumerate(tiles):
+        stage = number % p.stages
+        for cta in (0, 1):
+            got = max(load[cta], *released[number - p.stages]) if number >= p.stages else load[cta]
+            rows.append((cta, "load", "wait:k_empty", tile, stage, load[cta], got))
+            load[cta] = got + p.issue
+        arrived = max(load) + p.flight
+        released.append([])
+        for cta in (0, 1):
+            for which in (0, 1):
+                at = consumers[cta][which]
+                ready = max(at, arrived)
+                rows.append((cta, ROLES[1 + which], "wait:k_full", tile, stage, at, ready))
+                let_go = ready + p.use[which] + slower * cta
+                released[number].append(let_go)
+                consumers[cta][which] = let_go + p.work[which]
+                begin, _ = spans.get((cta, which, tile), (at, 0))
+                spans[cta, which, tile] = begin, consumers[cta][which]
+    rows += [(cta, ROLES[1 + which], "tile", tile, -1, *span) for (cta, which, tile), span in spans.items()]
+    for cta in (0, 1):
+        rows.append((cta, "load", "cta", -1, -1, 0, load[cta]))
+        rows += [(cta, ROLES[1 + which], "cta", -1, -1, 0, consumers[cta][which]) for which in (0, 1)]
     return rows

@@ -22,7 +22,7 @@ from profiling.lost import lost_time, products_share
 from profiling.ncu import reading
 from profiling.ncu.summary import summarise
 from profiling.recording import Recording
-from profiling.wait_figures import late_flow, late_matrix, role_time_bars
+from profiling.wait_figures import MOST_COLUMNS, SMALLEST, late_flow, late_matrix, role_time_bars
 from profiling.waits import role_time, waits
 
 SLOW_LOADS = Pipeline(flight=1000)
@@ -266,6 +266,48 @@ def test_nothing_waited_for(tmp_path, capsys):
     assert "bound by what they compute" in capsys.readouterr().out
 
 
+PAIR = {"name": "jfa_forward_hopper", "direction": "forward", "schedule": "static", "impl": "hopper", "cluster": 2}
+
+
+def test_of_two_ctas_that_load_for_both_the_slower_one_is_late():
+    made = recording(Pipeline(slower=300, flight=10, steps=(20, 20)), kernel={**PAIR, "blocks": 2})
+    table = late(made)
+    waits_for = table[(table["role"] == "load") & (table["barrier"] == "k_empty")]
+    away = waits_for["late"].str.endswith("of the other CTA")
+    # CTA 0 waits for CTA 1, and CTA 1 for itself.
+    assert 0.4 < waits_for[away]["share"].sum() / waits_for["share"].sum() < 0.6
+    assert set(waits_for[away]["late"]) <= {"mma0 of the other CTA", "mma1 of the other CTA"}
+    for (role, barrier), rows in table.groupby(["role", "barrier"]):
+        found = waits(made)
+        expected = found[(found["role"] == role) & (found["barrier"] == barrier)]["total_ns"].sum()
+        assert rows["total_ns"].sum() == pytest.approx(expected)
+
+
+def test_only_pairs_wait_for_each_other():
+    pipeline = Pipeline(slower=300, flight=10, steps=(20, 20))
+    alone = late(recording(pipeline, kernel={**PAIR, "cluster": 1, "blocks": 1}))
+    resident = late(recording(pipeline, kernel={**PAIR, "blocks": 1}))  # a cluster that shares no loads
+    made = recording(pipeline, kernel={**PAIR, "blocks": 2})
+    excerpt = late(Recording(made.events[made.events["cta"] == 0], made.metadata))
+    for table in (alone, resident, excerpt):
+        assert not table["late"].str.contains("other CTA").any()
+
+
+def test_parts_come_from_the_other_cta():
+    """Measured: of a backward that keeps dQ in registers, the third warpgroups exchange partial sums."""
+    table = late(examples.change()[1])
+    parts = table[table["barrier"].isin(["part_full", "part_empty"])]
+    assert set(parts["late"]) == {"mma2 of the other CTA"}
+
+
+def test_a_matrix_of_many_columns_sums_the_smallest_up():
+    table = late(examples.change("forward")[1])
+    matrix = late_matrix(table).data[0]
+    assert len(matrix.x) == MOST_COLUMNS and matrix.x[-1] == "all else"
+    shown = table[table["share"] >= SMALLEST]
+    assert np.sum(matrix.z) == pytest.approx(100 * shown["share"].sum())
+
+
 def test_twins():
     assert (twin("k_full"), twin("k_empty"), twin("turn")) == ("k_empty", "k_full", "")
 
@@ -314,6 +356,30 @@ def test_the_change_that_waits_asked_for_paid():
         assert any("an excerpt: CTAs 0 to 31 of 132" in line for line in one.warnings())
         parts = role_time(one).groupby("role")["share"].sum()
         assert np.allclose(parts, 1, atol=0.01)
+
+
+def test_each_way_to_sum_dq_is_in_the_package():
+    found = examples.strategies()
+    assert {kind: one.get("kernel.name") for kind, one in found.items()} == {
+        "shared": "jfa_backward_hopper",
+        "slices": "jfa_backward_hopper",
+        "resident": "jfa_backward_resident",
+        "deterministic": "jfa_backward",
+    }
+    assert found["slices"].get("kernel.config")["dq_slices"] == 2
+    plain = {kind: one.number("durations.plain_ns") for kind, one in found.items()}
+    assert sorted(plain, key=plain.__getitem__) == ["resident", "shared", "slices", "deterministic"]
+    assert len({tuple(one.get("workload.kv_lens")) for one in found.values()}) == 1
+
+
+def test_the_change_that_the_forwards_waits_asked_for_paid():
+    before, after = examples.change("forward")
+    asked = lost_time(before)
+    assert (asked.barrier, asked.late, asked.doing) == ("k_full", "load", "in flight")
+    assert "multicast" in asked.remedy and "multicast" not in lost_time(after).remedy
+    plain, noise = "durations.plain_ns", "durations.plain_iqr_ns"
+    assert before.number(plain) - after.number(plain) > 0.8 * max(before.number(noise), after.number(noise))
+    assert after.get("kernel.blocks") == 2 and before.get("kernel.blocks") == 1
 
 
 def changed(real: Recording, key: str, value) -> Recording:

@@ -65,10 +65,8 @@ def twin(barrier: str) -> str:
     return ""
 
 
-def _of(
-    found: Waits, waiting: int, barrier: int, where: tuple[bool, ...]
-) -> list[tuple[str, str, str, str, float]]:
-    """The rows of one role's waits at one barrier, which roles ``where`` end: of its own CTA, or (True) of the other."""
+def _of(found: Waits, waiting: int, barrier: int, where: tuple[bool, ...]) -> list[tuple[str, str, str, str, float]]:
+    """The rows of one role's waits at one barrier, ended by roles of its own CTA, or (True) of the other one."""
     own = np.flatnonzero((found.role == waiting) & (found.barrier == barrier))
     name = found.barriers[barrier]
     other = twin(name)
@@ -97,7 +95,7 @@ def _of(
 
 
 def _got_hold(found: Waits, role: int, barrier: int, of: np.ndarray, lane: np.ndarray) -> np.ndarray:
-    """When ``role`` last ended a wait at ``barrier`` on ``lane``, for the same buffer, before each wait of ``of`` ended.
+    """When ``role`` last ended a wait on ``lane``, for the same buffer, before each wait of ``of`` ended.
 
     −1 where it never had.
     """

@@ -111,7 +111,8 @@ def _partners(events: pd.DataFrame, lane: np.ndarray, paired: bool) -> np.ndarra
     first = np.flatnonzero(np.r_[True, lane[1:] != lane[:-1]])
     if not paired:
         return np.full(len(first), -1)
-    at = {who: number for number, who in enumerate(zip(*(events[name].to_numpy()[first] for name in ("launch", "cta"))))}
+    launch, cta = (events[name].to_numpy()[first].tolist() for name in ("launch", "cta"))
+    at = {who: number for number, who in enumerate(zip(launch, cta, strict=True))}
     return np.array([at.get((launch, cta ^ 1), -1) for launch, cta in at])
 
 

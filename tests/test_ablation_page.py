@@ -413,6 +413,24 @@ def test_a_kernel_of_other_blocks_is_not_compared(two):
     assert set(changes(found).values()) == {"not compared"}
 
 
+def test_a_switch_that_is_new_is_a_change_to_look_at(two):
+    """The second has no peel any more, as where a change takes a switch out, or read the other way brings it in."""
+
+    def change(document):
+        document["switches"] = [switch for switch in document["switches"] if switch["name"] != "peel"]
+        del document["setting"]["config"]["peel"]
+        document["rows"] = [row for row in document["rows"] if row["switch"] != "peel"]
+        for row in document["rows"]:
+            del row["values"]["peel"]
+
+    found = two(change)
+    assert "only the first has the switch peel: what it is set to is in the notes" in found["warnings"]
+    full = next(row for row in found["rows"] if row["configuration"] == "full")
+    assert (full["change"], full["note"]) == ("none", "only in the first: peel True")
+    plainest = next(row for row in found["rows"] if row["configuration"] == "plain")
+    assert (plainest["change"], plainest["note"]) == ("none", "")
+
+
 def test_missing_and_failed_variants_are_said(two):
     def change(document):
         document["rows"][1]["name"] = "schedule grid"

@@ -21,7 +21,8 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Table,
     """Each variant's time in both, and what else differs between them, a line each, which come first.
 
     Times of different GPUs, of different configurations, and modelled ones beside measured ones, stand side by side
-    without a change. Versions may differ: they are named, and times compared.
+    without a change. Versions may differ: they are named, and times compared. So may a switch that the kernel of one of
+    them does not have: that is a change to look at, and each row says what it is set to.
 
     Raises:
         UserError: different workloads, kernels or directions; no variant with a time in both.
@@ -47,6 +48,13 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Table,
             warnings.append(f"{where}: {', '.join(lacking)}")
     rows = []
     switches = _switches(before, after)
+    strange = _strange(before, after), _strange(after, before)
+    warnings += [
+        f"only the {which} has the switch {plain(name, 40)}: what it is set to is in the notes"
+        for which, names in zip(("second", "first"), strange, strict=True)
+        for name in sorted(names)
+    ]
+    switches -= {*strange[0], *strange[1]}
     differing: dict[str, list[str]] = {}
     values = [{row["name"]: _values(document, row) for row in document["rows"]} for document in (before, after)]
     for name in [*new, *(name for name in old if name not in new)]:
@@ -55,7 +63,8 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Table,
         if otherwise:
             differing.setdefault(otherwise, []).append(plain(name, 60))
         change = _change(was, now, comparable=not apart and not otherwise)
-        rows.append((name, _time(was), _time(now), change, _note(was, now, otherwise)))
+        added = [_set_to(values[1].get(name), strange[0]), _set_to(values[0].get(name), strange[1])]
+        rows.append((name, _time(was), _time(now), change, _note(was, now, otherwise, added if was and now else [])))
     warnings += [
         f"{', '.join(names)}: not the same configuration in both ({otherwise}), not compared"
         for otherwise, names in differing.items()
@@ -75,7 +84,7 @@ def _apart(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]
     switches = _switches(before, after)
     old, new = _fixed(before), _fixed(after)
     if old and new:  # older documents do not say
-        names = sorted(name for name in {*old, *new} - switches if old.get(name) != new.get(name))
+        names = sorted(name for name in {*old, *new} - switches if old.get(name, "–") != new.get(name, "–"))
         if names:
             different = ", ".join(f"{name} {old.get(name, '–')} and {new.get(name, '–')}" for name in names)
             yield f"the configuration beside the switches differs: {different}"
@@ -83,6 +92,24 @@ def _apart(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]
 
 def _switches(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     return {switch["name"] for document in (before, after) for switch in document["switches"]}
+
+
+def _strange(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Switches of ``other`` that the kernel of ``one`` does not have, with what each is where it is off."""
+    has = {*_fixed(one), *(switch["name"] for switch in one["switches"])}
+    if not _fixed(one):  # an older document: --switches may have left them out
+        return {}
+    return {
+        switch["name"]: switch["full" if switch["extra"] else "other"]
+        for switch in other["switches"]
+        if switch["name"] not in has
+    }
+
+
+def _set_to(values: Mapping[str, Any] | None, strange: Mapping[str, Any]) -> str:
+    """Which of these switches are on: "multicast True"."""
+    on = {name: values[name] for name in strange if values and values.get(name, strange[name]) != strange[name]}
+    return ", ".join(f"{name} {value}" for name, value in sorted(on.items()))
 
 
 def _fixed(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,11 +155,12 @@ def _change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None, compar
     return "none" if abs(change) <= max(NOISE, spread) or math.isnan(change) else f"{100 * change:+.1f} %"
 
 
-def _note(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None, otherwise: str) -> str:
-    """Why there is no time or no change."""
+def _note(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None, otherwise: str, added: list[str]) -> str:
+    """Why there is no time or no change, and what only one of the two kernels has."""
     failed = [
         f"failed in the {which}: {plain(row['failed'], 200)}"
         for which, row in (("first", was), ("second", now))
         if row and row["failed"]
     ]
-    return "; ".join([f"set otherwise: {otherwise}"] * bool(otherwise) + failed)
+    only = [f"only in the {which}: {what}" for which, what in zip(("second", "first"), added, strict=False) if what]
+    return "; ".join([f"set otherwise: {otherwise}"] * bool(otherwise) + only + failed)

@@ -44,6 +44,8 @@ def heatmaps(document: Mapping[str, Any], folder: Path) -> Heatmaps:
     rows = {row["name"]: row for row in document["rows"] if row["kind"] in ("full", "without")}
     if not any(row.get("recording") for row in rows.values()):
         return Heatmaps(None, "", (_why_none(document, rows),))
+    if not (folder / RECORDINGS).is_dir():
+        return Heatmaps(None, "", (f"no heatmaps: {RECORDINGS}/ was not kept here; the command makes it again",))
     shown: dict[str, Occupancy] = {}
     missing: dict[str, list[str]] = {}
     for name in sorted(rows, key=lambda name: (rows[name]["kind"] != "full", -_differs(rows[name]))):

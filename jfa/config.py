@@ -46,8 +46,8 @@ class HopperForwardConfig:
     ``block_kv`` keys a step; ``tail`` is the most keys that a product of its own size does at a sequence's end (0:
     none). ``stages`` is the depth of the K/V ring, ``registers`` a compute thread's. ``pingpong``: the warpgroups take
     turns at the tensor cores. ``peel``: the block that needs a mask comes first, outside of the loop. ``early_fetch``:
-    the next tile is fetched while the current one is loaded, not behind it. ``multicast``: two CTAs do two blocks of a
-    shared Q together and load K and V once for both.
+    the next tile is fetched while the current one is loaded, not behind it (by a pair that takes tiles on demand always
+    behind it). ``multicast``: two CTAs do two blocks of a shared Q together and load K and V once for both.
     """
 
     block_q: int = 128
@@ -156,9 +156,9 @@ def hopper_forward_config(head_dim: int) -> HopperForwardConfig:
     #   and Triton's own register allocation        544, 623, 600, 637
     # In another run, loguniform, self-lognormal and dense-512: this 584, 672, 558; with ping-pong 571, 640, 552; that
     # and the mask in the loop 568, 636, 510; that and late fetching 571, 640, 545.
-    # Each CTA for itself instead of multicast, 10 runs in turn, µs: hsp-loguniform 1197.6 instead of 1172.5,
-    # hsp-half-empty 615.4 instead of 607.8; where multicast is not done now, hsp-extreme, cut, 354.5 instead of 359.4,
-    # dense-1024 and dense-4096 no difference.
+    # Each CTA for itself instead of multicast, hsp-half-empty (`reports/ablation`): 625 instead of 608 µs. Where it is
+    # not done now, hsp-extreme, cut, took 354.5 instead of 359.4 µs, dense-1024 and dense-4096 were alike (10 runs in
+    # turn, of which only medians were kept).
     if head_dim <= 64:
         # Compiled: a tail of 64 keys makes ptxas serialise the wgmma of the loop (C7514), one of none does not.
         return HopperForwardConfig(tail=0)

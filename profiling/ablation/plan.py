@@ -98,7 +98,7 @@ _HOPPER_FORWARD = (
     ("schedule", "static", "tiles sorted by cost and fetched on demand, against dealt in order"),
     ("split", False, "sequences longer than a CTA's fair share cut into parts; uncut ones may be multicast"),
     ("peel", False, "the block that needs a mask taken out of the loop over keys"),
-    ("early_fetch", False, "the next tile fetched while the current one is loaded"),
+    ("early_fetch", False, "the next tile fetched while the current one is loaded (by pairs on demand: behind it)"),
     ("tail", 0, "a product of its own size for a short rest of keys"),
     ("stages", 1, "buffers of K and V in flight"),
     ("multicast", False, "K and V loaded once for two blocks of a shared Q, where no sequence is cut"),

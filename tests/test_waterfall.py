@@ -196,7 +196,9 @@ def check(kernel: str, facts: dict[str, dict]) -> None:
     for stage in left_out.STAGES[kernel]:
         fact = facts[stage]
         assert fact["products"] == whole["products"] > 0, stage
-        assert fact["loads"] == whole["loads"] > 0, stage
+        # Where they are from is the loads' own change: how often the compiler writes a step of theirs out may differ.
+        again = whole["loads"] % fact["loads"] == 0 if stage == "loads" else fact["loads"] == whole["loads"]
+        assert again and fact["loads"] > 0, stage
         assert not fact["serialised"], stage
         assert fact["registers"] == whole["registers"] and fact["stack"] <= whole["stack"] + 32, stage
         assert fact["loop_spills"] <= whole["loop_spills"] + 2, stage

@@ -353,7 +353,7 @@ def test_the_change_that_waits_asked_for_paid():
     assert "ds_full" not in left.waits
     assert after.number("durations.plain_ns") < 0.85 * before.number("durations.plain_ns")
     for one in (before, after):
-        assert any("an excerpt: CTAs 0 to 31 of 132" in line for line in one.warnings())
+        assert any("an excerpt: CTAs 0 to 15 of 132" in line for line in one.warnings())
         parts = role_time(one).groupby("role")["share"].sum()
         assert np.allclose(parts, 1, atol=0.01)
 

@@ -203,7 +203,7 @@ def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
     anchor, second = np.where(waits, 0, events[:, 1]), np.where(waits, events[:, 1], events[:, 2])
     opened = clock[event_lane, 0]
     began = opened + (((first & _CLOCK_MASK) - (opened & _CLOCK_MASK)) & _CLOCK_MASK)  # the low bits may have wrapped
-    began = np.where(waits, _followed(first & 0xFFFFFFFF, clock[:, 0], event_lane), began)
+    began = np.where(waits, _followed(began, waits, clock[:, 0], event_lane), began)
     ended = began + (((second & 0xFFFFFFFF) - (first & 0xFFFFFFFF)) & 0xFFFFFFFF)
 
     event_sm, read = sm[event_lane], anchor != 0
@@ -242,13 +242,23 @@ def decode(words: NDArray[np.int64], capacity: int) -> Lanes:
     )
 
 
-def _followed(low: NDArray[np.int64], opened: NDArray[np.int64], lane: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Clocks of which only the lower 32 bits are known, each at most 2³¹ cycles from the lane's last, or ``opened``."""
-    first = np.r_[True, lane[1:] != lane[:-1]] if lane.size else np.zeros(0, dtype=bool)
-    before = np.where(first, opened[lane], np.roll(low, 1))
-    run = np.cumsum((low - before + (1 << 31) & 0xFFFFFFFF) - (1 << 31))
-    start = (run - np.diff(run, prepend=0))[first]
-    return opened[lane] + run - np.repeat(start, np.diff(np.r_[np.flatnonzero(first), lane.size]))
+def _followed(
+    began: NDArray[np.int64], short: NDArray[np.bool_], opened: NDArray[np.int64], lane: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Where events begin of which the ``short`` ones have the lower 32 bits of the clock only.
+
+    Such a one is at most 2³¹ cycles from the event before it, or from its lane's ``opened``.
+    """
+    if not lane.size:
+        return began
+    new = np.r_[True, lane[1:] != lane[:-1]]
+    low = began & 0xFFFFFFFF
+    before = np.where(new, opened[lane] & 0xFFFFFFFF, np.roll(low, 1))
+    step = (low - before + (1 << 31) & 0xFFFFFFFF) - (1 << 31)
+    run = np.cumsum(step)
+    # Counted from the last event that is known whole, or from the lane's first.
+    base = np.maximum.accumulate(np.where(~short | new, np.arange(lane.size), 0))
+    return np.where(short, opened[lane] + step, began)[base] + run - run[base]
 
 
 def _overlaps(lane: NDArray[np.int64], began: NDArray[np.int64], ended: NDArray[np.int64]) -> int:

@@ -30,6 +30,7 @@ PREMISES = {
 }
 NOTABLE = {
     "implementation": lambda r: r.impl,
+    "deterministic": lambda r: bool(r.get("kernel.deterministic")),
     "kernel configuration": lambda r: r.get("kernel.plain_config_hash", r.get("kernel.config_hash")),
     "level": lambda r: r.level,
     "torch": lambda r: r.get("versions.torch"),

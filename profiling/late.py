@@ -75,6 +75,11 @@ def _of(found: Waits, waiting: int, barrier: int, where: tuple[bool, ...]) -> li
     enders = [(r, away) for away in where for r in roles if away or r != waiting]
     if not enders:
         return [(found.roles[waiting], name, "unknown", WORKING, float(found.lasted[own].sum()))]
+    nobody = [(found.roles[waiting], name, "unknown", WORKING, 0.0)]
+    if False not in where:  # of a CTA whose pair is not in the recording nobody can be said to be late
+        alone = found.partner[found.lane[own]] < 0
+        nobody = [(found.roles[waiting], name, "unknown", WORKING, float(found.lasted[own[alone]].sum()))]
+        own = own[~alone]
     start, end = found.start[own], found.end[own]
     lanes = {away: found.partner[found.lane[own]] if away else found.lane[own] for away in where}
     held = np.stack([_got_hold(found, ender, by, own, lanes[away]) for ender, away in enders])
@@ -91,7 +96,7 @@ def _of(found: Waits, waiting: int, barrier: int, where: tuple[bool, ...]) -> li
         rows.append((late_role, after, float((stop - hold).sum())))
         states = _states(found, ender, lanes[away][chosen], begin, hold)
         rows += [(late_role, doing, total) for doing, total in states]
-    return [(found.roles[waiting], name, late_role, doing, total) for late_role, doing, total in rows]
+    return nobody + [(found.roles[waiting], name, late_role, doing, total) for late_role, doing, total in rows]
 
 
 def _got_hold(found: Waits, role: int, barrier: int, of: np.ndarray, lane: np.ndarray) -> np.ndarray:

@@ -51,9 +51,6 @@ def record(
     Raises:
         UserError: no GPU, a workload without rows, or an unknown schedule, direction, implementation or level.
     """
-    if deterministic and direction != "backward":
-        raise UserError("deterministic: a forward always repeats; leave it out, or record direction backward")
-    device = gpu()
     for name, given, known in (
         ("direction", direction, ("forward", "backward")),
         ("impl", impl, ("auto", "triton", "hopper")),
@@ -61,6 +58,9 @@ def record(
     ):
         if given not in known:
             raise UserError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+    if deterministic and direction != "backward":
+        raise UserError("deterministic: a forward always repeats; leave it out, or record direction backward")
+    device = gpu()
     launcher = prepare(workload, schedule, direction, device, impl, deterministic=deterministic)
     return record_launcher(launcher, workload, device, level, launches, repeats)
 
@@ -76,9 +76,12 @@ def record_launcher(
             f"a {launcher.kernel} without {launcher.leave_out} is no kernel to record: its results are wrong"
         )
     if level == "wait" and launcher.roles == ("cta",):
+        mend = "on an sm_90 GPU with impl hopper, or at level tile"
+        if launcher.deterministic:
+            mend = "at level tile, or without deterministic"
         raise UserError(
             f"level wait: the {launcher.impl} {launcher.direction} has no roles that wait for each other; record it "
-            "on an sm_90 GPU with impl hopper, or at level tile"
+            f"{mend}"
         )
     recorder = partial(room, launcher, workload, level, device)
     with instrument.workload_label(workload.name):

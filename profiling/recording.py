@@ -240,6 +240,8 @@ class Recording:
         """For a heading: "hsp-loguniform · forward · static · triton · NVIDIA H200"; what is not known is left out."""
         keys = ("workload.name", "kernel.direction", "kernel.schedule", "kernel.impl", "gpu.name")
         parts = [str(self.get(key)) for key in keys if self.get(key) is not None]
+        if self.get("kernel.deterministic"):
+            parts.insert(-1, "deterministic")
         return " · ".join(parts) or self.source
 
     def warnings(self) -> list[str]:

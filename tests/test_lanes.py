@@ -145,6 +145,16 @@ def test_waits_are_placed_by_the_event_before(epoch: int, of_lanes: list[list[tu
     assert spans.clock.order_violations == 0
 
 
+def test_a_wait_follows_a_tile_however_late_that_is() -> None:
+    """A tile's own 48 bits place it, and what comes behind it."""
+    cta = life(0, 1.0, 0, 9 * 10**9, [], 7)
+    spans = [(0, 3 * 10**9, 1), (3 * 10**9 + 10, 8 * 10**9, 1), (3 * 10**9 + 20, 3 * 10**9 + 30, lanes.WAITS["k_full"])]
+    cta["events"] = [(7 + begin, 7 + end, number, kind) for number, (begin, end, kind) in enumerate(spans)]
+    found = lanes.decode(buffer([cta], 3), 3)
+    assert found.event_start_ns.tolist() == [begin for begin, _, _ in spans]
+    assert found.event_end_ns.tolist()[2] == spans[2][1]
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 6), st.integers(0, 9))
 def test_a_full_lane_keeps_its_first_events_and_counts_the_rest(capacity: int, offered: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ import triton.language as tl
 
 from jfa import instrument, schedule, workloads
 from jfa.attention import forward_items
+from jfa.impl.triton import dq
 from jfa.validation import validate
 from profiling.errors import UserError
 from profiling.launching import prepare
-from profiling.record import _capacity, _tile_columns, record
+from profiling.record import _capacity, _tile_columns, record, record_launcher
 from profiling.recording import Recording
 from profiling.sm_time import sm_time, summary
 
@@ -192,11 +194,26 @@ def test_a_forward_is_not_recorded_as_deterministic() -> None:
         record(SMALL, deterministic=True)
 
 
+def test_level_wait_of_a_deterministic_backward_says_what_would_do(device: str) -> None:
+    where = torch.device(device)
+    launcher = prepare(FEW, "static", "backward", where, deterministic=True)
+    with pytest.raises(UserError, match="record it at level tile, or without deterministic"):
+        record_launcher(launcher, FEW, where, "wait", 1, 2)
+
+
+def test_an_unknown_direction_is_named_first() -> None:
+    with pytest.raises(UserError, match="direction: expected one of forward, backward, got 'backwards'"):
+        record(SMALL, direction="backwards", deterministic=True)
+
+
 def test_a_deterministic_backward_gives_the_same_gradients(device: str) -> None:
     found = []
     for deterministic in (False, True):
         launcher = prepare(FEW, "static", "backward", torch.device(device), deterministic=deterministic)
-        launcher.run(instrument.OFF)
+        assert launcher.deterministic is deterministic
+        with patch.object(dq, "grad_q", wraps=dq.grad_q) as fixed_order:
+            launcher.run(instrument.OFF)
+        assert fixed_order.called is deterministic
         found.append([result.clone() for result in launcher.results])
     for usual, fixed in zip(*found, strict=True):
         torch.testing.assert_close(usual, fixed, rtol=2e-2, atol=2e-2)

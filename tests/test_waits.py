@@ -7,6 +7,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from synthetic import synthetic_recording
 
 from profiling import examples
 from profiling.__main__ import main
+from profiling.compare import compare
 from profiling.errors import RecordingError
 from profiling.late import late, twin
 from profiling.lost import lost_time, products_share
@@ -285,12 +287,41 @@ def test_of_two_ctas_that_load_for_both_the_slower_one_is_late():
 
 def test_only_pairs_wait_for_each_other():
     pipeline = Pipeline(slower=300, flight=10, steps=(20, 20))
-    alone = late(recording(pipeline, kernel={**PAIR, "cluster": 1, "blocks": 1}))
+    alone = late(recording(pipeline, kernel={**PAIR, "cluster": 1, "blocks": 2}))
     resident = late(recording(pipeline, kernel={**PAIR, "blocks": 1}))  # a cluster that shares no loads
     made = recording(pipeline, kernel={**PAIR, "blocks": 2})
     excerpt = late(Recording(made.events[made.events["cta"] == 0], made.metadata))
     for table in (alone, resident, excerpt):
         assert not table["late"].str.contains("other CTA").any()
+
+
+def test_of_a_pair_cut_in_two_nobody_is_late():
+    whole = examples.change()[1]
+    for kept in ([0], [0, 2, 3]):
+        table = late(Recording(whole.events[whole.events["cta"].isin(kept)].reset_index(drop=True), whole.metadata))
+        parts = table[table["barrier"] == "part_full"]
+        alone = late(Recording(whole.events[whole.events["cta"] == 0].reset_index(drop=True), whole.metadata))
+        own = alone[alone["barrier"] == "part_full"]["total_ns"].sum()
+        assert parts[parts["late"] == "unknown"]["total_ns"].sum() == pytest.approx(own)
+        assert ("mma2 of the other CTA" in set(parts["late"])) is (kept != [0])
+
+
+def test_pairs_of_several_launches_are_kept_apart():
+    whole = recording(Pipeline(slower=300, flight=10, steps=(20, 20)), kernel={**PAIR, "blocks": 2})
+    second = whole.events.assign(launch=1)
+    both = pd.concat([whole.events, second[second["cta"] == 1]], ignore_index=True)
+    table = late(Recording(both, whole.metadata))
+    away = table["late"].str.endswith("of the other CTA")
+    assert table[away]["total_ns"].sum() == pytest.approx(
+        late(whole).pipe(lambda t: t[t["late"].str.endswith("of the other CTA")])["total_ns"].sum()
+    )
+
+
+def test_the_next_tile_comes_from_the_other_cta():
+    """Measured: of a pair one CTA takes the tiles for both."""
+    table = late(examples.change("forward")[1])
+    following = table[table["barrier"].isin(["next_full", "next_empty"])]
+    assert set(following["late"]) == {"load of the other CTA"}
 
 
 def test_parts_come_from_the_other_cta():
@@ -370,6 +401,10 @@ def test_each_way_to_sum_dq_is_in_the_package():
     plain = {kind: one.number("durations.plain_ns") for kind, one in found.items()}
     assert sorted(plain, key=plain.__getitem__) == ["resident", "shared", "slices", "deterministic"]
     assert len({tuple(one.get("workload.kv_lens")) for one in found.values()}) == 1
+    fixed = found["deterministic"]
+    assert " · deterministic · " in fixed.title() and "deterministic" not in found["shared"].title()
+    usual = Recording(fixed.events, {**fixed.metadata, "kernel": {**fixed.metadata["kernel"], "deterministic": False}})
+    assert any(line.startswith("deterministic differs") for line in compare([fixed, usual]).differences)
 
 
 def test_the_change_that_the_forwards_waits_asked_for_paid():

@@ -197,8 +197,8 @@ def check(kernel: str, facts: dict[str, dict]) -> None:
         fact = facts[stage]
         assert fact["products"] == whole["products"] > 0, stage
         # Where they are from is the loads' own change: how often the compiler writes a step of theirs out may differ.
-        again = whole["loads"] % fact["loads"] == 0 if stage == "loads" else fact["loads"] == whole["loads"]
-        assert again and fact["loads"] > 0, stage
+        copies = (1, 2) if stage == "loads" else (1,)
+        assert whole["loads"] in [copy * fact["loads"] for copy in copies] and whole["loads"] > 0, stage
         assert not fact["serialised"], stage
         assert fact["registers"] == whole["registers"] and fact["stack"] <= whole["stack"] + 32, stage
         assert fact["loop_spills"] <= whole["loop_spills"] + 2, stage

@@ -1,4 +1,7 @@
-"""Two ablations side by side, as a change to a kernel would need; what is unlike is named, and not compared."""
+"""Two ablations side by side, as a change to a kernel would need.
+
+What is unlike is named, and not compared, unless it is a switch that only one of the two kernels has.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Table,
 
     Times of different GPUs, of different configurations, and modelled ones beside measured ones, stand side by side
     without a change. Versions may differ: they are named, and times compared. So may a switch that the kernel of one of
-    them does not have: that is a change to look at, and each row says what it is set to.
+    them does not have: that is a change to look at, and each row says what it is set to (not of an older document
+    without its setting: it does not say what the kernel has).
 
     Raises:
         UserError: different workloads, kernels or directions; no variant with a time in both.

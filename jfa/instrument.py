@@ -220,10 +220,7 @@ def end_wait(lane, count, capacity, began, KIND: tl.constexpr, stage, tile, LEVE
 @triton.jit
 def wait_ended(count, capacity, LEVEL: tl.constexpr):
     """When a wait ends, as :func:`begin_wait`: for a role that has something urgent to do before it notes the wait."""
-    if LEVEL >= 3:
-        return read_low_clock(count, capacity)
-    else:
-        return 0
+    return begin_wait(count, capacity, LEVEL)
 
 
 @triton.jit

@@ -42,12 +42,13 @@ def late(recording: Recording, role: str | None = None) -> pd.DataFrame:
         RecordingError: as `waits_of`.
     """
     found = waits_of(recording)
-    shared = EXCHANGED | (LOADED_FOR_BOTH if recording.get("kernel.blocks") == 2 else {})
+    shared: dict[str, tuple[bool, ...]] = dict(EXCHANGED) if recording.get("kernel.cluster") == 2 else {}
+    if shared and recording.get("kernel.blocks") == 2:
+        shared |= LOADED_FOR_BOTH
     rows: list[tuple[str, str, str, str, float]] = []
     for waiting, barrier in sorted(set(zip(found.role.tolist(), found.barrier.tolist(), strict=True))):
         if role is None or found.roles[waiting] == role:
-            where = shared.get(found.barriers[barrier].rpartition("_")[0], OWN) if (found.partner >= 0).any() else OWN
-            rows += _of(found, waiting, barrier, where)
+            rows += _of(found, waiting, barrier, shared.get(found.barriers[barrier].rpartition("_")[0], OWN))
     lived = dict(zip(found.roles, np.nansum(found.lives, axis=0), strict=True))
     result = pd.DataFrame(rows, columns=["role", "barrier", "late", "doing", "total_ns"]).astype({"total_ns": float})
     result = result[result["total_ns"] > 0]
@@ -73,13 +74,12 @@ def _of(found: Waits, waiting: int, barrier: int, where: tuple[bool, ...]) -> li
     by = found.barriers.index(other if other in found.barriers else name)
     roles = sorted(set(found.role[found.barrier == by].tolist()))
     enders = [(r, away) for away in where for r in roles if away or r != waiting]
-    if not enders:
-        return [(found.roles[waiting], name, "unknown", WORKING, float(found.lasted[own].sum()))]
-    nobody = [(found.roles[waiting], name, "unknown", WORKING, 0.0)]
-    if False not in where:  # of a CTA whose pair is not in the recording nobody can be said to be late
-        alone = found.partner[found.lane[own]] < 0
-        nobody = [(found.roles[waiting], name, "unknown", WORKING, float(found.lasted[own[alone]].sum()))]
-        own = own[~alone]
+    # Of a kernel or a recording without them nobody can be said to be late.
+    without = (found.partner[found.lane[own]] < 0) if where == ONLY_OTHER else np.full(len(own), not enders)
+    unknown = (found.roles[waiting], name, "unknown", WORKING, float(found.lasted[own[without]].sum()))
+    if without.all():
+        return [unknown]
+    own = own[~without]
     start, end = found.start[own], found.end[own]
     lanes = {away: found.partner[found.lane[own]] if away else found.lane[own] for away in where}
     held = np.stack([_got_hold(found, ender, by, own, lanes[away]) for ender, away in enders])
@@ -96,7 +96,7 @@ def _of(found: Waits, waiting: int, barrier: int, where: tuple[bool, ...]) -> li
         rows.append((late_role, after, float((stop - hold).sum())))
         states = _states(found, ender, lanes[away][chosen], begin, hold)
         rows += [(late_role, doing, total) for doing, total in states]
-    return nobody + [(found.roles[waiting], name, late_role, doing, total) for late_role, doing, total in rows]
+    return [unknown, *((found.roles[waiting], name, late_role, doing, total) for late_role, doing, total in rows)]
 
 
 def _got_hold(found: Waits, role: int, barrier: int, of: np.ndarray, lane: np.ndarray) -> np.ndarray:

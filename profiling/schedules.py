@@ -74,10 +74,9 @@ def replay(
     """Run the tiles under ``schedule``.
 
     ``sms``: on so many SMs (the recording's by default). ``fetch_ns``: the price of fetching a tile; by default as the
-    recording measured it where it deals in the same way, else its direction's PRICES. ``cluster`` 2, by
-    default as recorded: neighbouring blocks of a sequence run on pairs of SMs, and a pair takes as long as its longer
-    tile. Tiles without work cost what
-    the recording says where its schedule treats them alike, else EMPTY_NS or CLEARED_NS.
+    recording measured it where it deals in the same way, else its direction's PRICES. ``cluster`` 2, by default as
+    recorded: neighbouring blocks of a sequence run on pairs of SMs, and a pair takes as long as its longer tile. Tiles
+    without work cost what the recording says where its schedule treats them alike, else EMPTY_NS or CLEARED_NS.
 
     Raises:
         UserError: unknown schedule, fewer SMs than a cluster has, another cluster size than 1 or 2, a negative price.

@@ -16,6 +16,7 @@ COLOURS = (theme.VERMILION, theme.GREEN, theme.ORANGE, theme.PURPLE, theme.YELLO
 SMALLEST = 0.0005
 """Of a role's life: what is less has no column of its own in the matrix."""
 MOST_COLUMNS = 14
+"""Of the matrix: more names than these cannot be read below it."""
 
 
 def role_time_bars(parts: pd.DataFrame) -> go.Figure:

@@ -244,7 +244,8 @@ def jfa_backward_hopper(
                 next_batch = 0
                 next_block = 0
                 fetched = 0
-                # Counted up: a division a step doubles the role's instructions (dense-1024: 8,109 against 8,053 µs).
+                # Counted up: a division a step doubles the role's instructions (dense-1024 on an H200, processes in
+                # turn: 8,109 µs, 8,053 this way, 8,109).
                 q_head = head * group
                 row = low
                 for step in range(steps * group):

@@ -63,13 +63,14 @@ def jagged_attention(
             is right = 0.
         return_lse: also return the log of the softmax's denominator, float32 (H, rows of the output), −inf where a
             row sees nothing. It is differentiable.
-        deterministic: bitwise repeatable gradients. The kernels' dK, dV and outputs are so anyway; dQ then comes from
-            a kernel of its own, which adds up in one order and does two of the backward's five products again.
+        deterministic: bitwise repeatable gradients. The kernels' dK, dV and outputs are so anyway, and dQ where
+            "hopper" keeps it in registers; elsewhere dQ then comes from a kernel of its own, which adds up in one order
+            and does two of the backward's five products again.
         impl: "reference" (eager, any dtype up to float64, on any device); "triton", plain Triton, on CUDA devices and
-            in its interpreter; "hopper", kernels for sm_90 (bfloat16, float16), triton's backward where
-            deterministic; "hopper-autotune", the same with the forward by trial: its first call on lengths of a kind
-            times a few configurations; or "auto": hopper where it runs, triton on other CUDA devices and in the
-            interpreter, the reference elsewhere.
+            in its interpreter; "hopper", kernels for sm_90 (bfloat16, float16), triton's backward where deterministic
+            and dQ does not stay in registers; "hopper-autotune", the same with the forward by trial: its first call on
+            lengths of a kind times a few configurations; or "auto": hopper where it runs, triton on other CUDA devices
+            and in the interpreter, the reference elsewhere.
         schedule: how tiles meet SMs: "grid", "static", "balanced", "dynamic", "balanced-dynamic", "auto" (the last),
             or a table made by :func:`plan`, which saves building one in every call. The reference has no tiles and
             ignores it.
@@ -443,7 +444,7 @@ def _backward_op(
     block = kernel.config.block_kv
     with _device_of(q):
         run = _run(schedule, pairs, counts, 0, lambda: backward_items(*offsets, problem, block, schedule))
-        order = (fixed_order(offsets, problem, q),) if deterministic else ()
+        order = (fixed_order(offsets, problem, q),) if deterministic and kernel.impl == "triton" else ()
         signed_q, problem = _positive_scale(q, problem)
         dq, dk, dv = kernel.run(
             grad_out, grad_lse, signed_q, k, v, out, lse, *offsets, problem, kernel.config, run, *order

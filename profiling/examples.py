@@ -39,7 +39,7 @@ def change(direction: str = "backward") -> tuple[Recording, Recording]:
 
 def strategies() -> dict[str, Recording]:
     """The backward of those 40 sequences by how dQ is summed: "shared", "slices", "resident" at level wait and
-    "deterministic" at level tile (its kernel of dK and dV; that of dQ is in its times)."""
+    "deterministic", Triton's, at level tile (its kernel of dK and dV; that of dQ is in its times)."""
     kinds = ("shared", "slices", "resident", "deterministic")
     return {kind: Recording.read(DATA / "waits" / f"half-empty-40_backward_{kind}.parquet") for kind in kinds}
 

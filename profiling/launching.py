@@ -134,8 +134,9 @@ def prepare(
 ) -> Launcher:
     """The kernel that the op would launch for this workload, its table built; ``config``, where given, is not pinned.
 
-    ``split`` False: no sequence is cut. ``deterministic``: the backward that leaves dQ to a kernel of its own, which
-    runs behind it and takes no recorder. UserError: no rows, unknown schedule, an implementation that cannot run here.
+    ``split`` False: no sequence is cut. ``deterministic``: a backward that adds dQ up in one order; where that takes a
+    kernel of its own, this runs behind it and takes no recorder. UserError: no rows, unknown schedule, an
+    implementation that cannot run here.
     """
     from jfa import attention, toolchain, validation
     from jfa.impl import choice
@@ -201,7 +202,7 @@ def prepare(
         backward = choice.backward_kernel(kernel, capability, problem, size, deterministic)
     else:
         backward = choice.hopper_backward(cast("Any", config), problem)
-    order = (attention.fixed_order(offsets, problem, q),) if deterministic else ()
+    order = (attention.fixed_order(offsets, problem, q),) if deterministic and backward.impl == "triton" else ()
     backward_as = backward.config if config is None else cast("Any", config)
     key_items = attention.backward_items(*offsets, problem, backward_as.block_kv, schedule)
 

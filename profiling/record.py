@@ -43,7 +43,8 @@ def record(
 ) -> Recording:
     """Run ``workload`` and record ``launches`` launches at ``level`` (cta, tile or wait).
 
-    ``deterministic``: of the backward with repeatable gradients the kernel of dK and dV; dQ's is timed with it.
+    ``deterministic``: the backward with repeatable gradients; where dQ has a kernel of its own, that of dK and dV is
+    recorded, and dQ's timed with it.
 
     The plain and the recorded kernel are timed ``repeats`` times, in turn, in this process, as ``bench`` times; both
     medians and spreads go into the metadata. The tile table is built before: its cost is not in these times.

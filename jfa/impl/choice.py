@@ -111,11 +111,15 @@ def forward_kernel(impl: str, capability: tuple[int, int] | None, head_dim: int,
 def backward_kernel(
     impl: str, capability: tuple[int, int] | None, problem: Problem, itemsize: int, deterministic: bool = False
 ) -> Backward:
-    """The backward called ``impl`` for this problem; a ``deterministic`` one leaves dQ to a kernel of its own."""
-    if impl.startswith("hopper") and not deterministic:
+    """The backward called ``impl`` for this problem; a ``deterministic`` one adds dQ up in one order.
+
+    That which keeps dQ in registers does so anyway; elsewhere it is triton's, which leaves dQ to a kernel of its own.
+    """
+    if impl.startswith("hopper"):
         from jfa.impl.hopper import resident
 
-        return hopper_backward(hopper_backward_config(resident.serves(problem)), problem)
+        if not deterministic or resident.serves(problem):
+            return hopper_backward(hopper_backward_config(resident.serves(problem)), problem)
     from jfa.impl.triton import backward
 
     config = backward_config(capability, problem.head_dim, itemsize)

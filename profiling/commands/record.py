@@ -25,7 +25,11 @@ def record(
     launches: Annotated[int, typer.Option(min=1, help="How many launches to record.")] = 1,
     repeats: Annotated[int, typer.Option(min=2, help="Timed runs of the plain and of the recorded kernel.")] = 20,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The backward with repeatable gradients: its kernel of dK and dV.")
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="The backward with repeatable gradients (dK and dV's kernel, if dQ has one).",
+        ),
     ] = False,
 ) -> None:
     """Run a kernel on the GPU and keep what every CTA did.

@@ -1,8 +1,9 @@
 """Backward of a shared Q for sm_90: a CTA keeps its query rows, and their dQ in registers, over all its tiles of keys.
 
 Q of a few rows meets every sequence, so nothing of dQ need leave the CTA before its last tile: no sum in memory is
-contended. CTAs (pairs of them, where Q has more than 128 rows: a *cluster*, each CTA with 128 rows) take equal shares
-of the tiles, side by side in the table, so that a sequence's dO is loaded once for its tiles.
+contended, and what the CTAs leave of a head is added up in one order. CTAs (pairs of them, where Q has more than 128
+rows: a *cluster*, each CTA with 128 rows) take equal shares of the tiles, side by side in the table, so that a
+sequence's dO is loaded once for its tiles.
 
 Roles of a CTA: ``load`` (the default warps) brings Q of a head, dO and its rows' statistics of a sequence, K and V of a
 tile; ``mma0`` and ``mma1`` have half of the rows each: scores, dP, and dQ += dS K; they leave P and dS in shared
@@ -24,7 +25,6 @@ from jfa.config import RESIDENT_ROWS, HopperResidentConfig
 from jfa.impl.hopper import backward as shared
 from jfa.impl.hopper import left_out
 from jfa.impl.hopper import primitives as hopper
-from jfa.impl.triton import backward as baseline
 from jfa.impl.triton import launch, primitives
 from jfa.validation import Problem
 
@@ -35,6 +35,8 @@ ROWS, WIDTH = RESIDENT_ROWS, 64
 MOST_ROWS = 512
 """Rows of Q up to which dQ stays in registers: on an H200 a prototype made 520 TFLOP/s of 512 rows in two passes, the
 sum in memory 470; of 1,024 in four 500 against 504."""
+SUM_ROWS = 16
+"""Rows of a program that sums the parts of dQ."""
 _ROLES = tl.constexpr(len(ROLES))
 _ROWS, _WIDTH = tl.constexpr(ROWS), tl.constexpr(WIDTH)
 _SLOTS = tl.constexpr(4)
@@ -87,6 +89,13 @@ def share(total, own, workers):
     """(first, behind the last) of the ``total`` tiles that worker ``own`` of ``workers`` takes, one after another."""
     wide = tl.full((), 0, tl.int64) + total
     return (wide * own // workers).to(tl.int32), (wide * (own + 1) // workers).to(tl.int32)
+
+
+@triton.jit
+def part_of(worker, head):
+    """Where the part of dQ of a head goes that a worker sums: shares follow each other head by head, so that from one
+    such part to the next worker or head rise, never fall."""
+    return worker + head
 
 
 @triton.jit
@@ -176,6 +185,7 @@ def jfa_backward_resident(
     own = tl.program_id(0)
     work = tl.load(counts)
     begin, end = share(work * heads, own // CLUSTER, tl.num_programs(0) // CLUSTER)
+    part_rows = (tl.num_programs(0) // CLUSTER + heads) * (CLUSTER * _ROWS)
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
@@ -370,16 +380,15 @@ def jfa_backward_resident(
                     noted = hopper.wait(
                         weights_empty[_DS], turn & 1, lane, noted, capacity, _WEIGHTS_EMPTY, _DS, tile, LEVEL
                     )
-                    at = hopper.ragged(0, q_len, row + wg * HALF, head * DIM)
+                    place = part_of(own // CLUSTER, head) * (CLUSTER * _ROWS) + row - first_row + wg * HALF
                     tlx.local_store(dq_tiles[wg], dq_left.reshape(1, 1, HALF, WIDTH))
                     tlx.fence("async_shared")
-                    tlx.async_descriptor_store(dq_desc, dq_tiles[wg], at, store_reduce="add")
+                    tlx.async_descriptor_store(dq_desc, dq_tiles[wg], hopper.ragged(0, part_rows, place, 0))
                     tlx.async_descriptor_store_wait(0)
                     if DIM > WIDTH:
-                        at = hopper.ragged(0, q_len, row + wg * HALF, head * DIM + WIDTH)
                         tlx.local_store(dq_tiles[wg], dq_right.reshape(1, 1, HALF, WIDTH))
                         tlx.fence("async_shared")
-                        tlx.async_descriptor_store(dq_desc, dq_tiles[wg], at, store_reduce="add")
+                        tlx.async_descriptor_store(dq_desc, dq_tiles[wg], hopper.ragged(0, part_rows, place, WIDTH))
                         tlx.async_descriptor_store_wait(0)
                     dq_left = tl.zeros((HALF, WIDTH), dtype=tl.float32)
                     dq_right = tl.zeros((HALF, WIDTH), dtype=tl.float32)
@@ -514,13 +523,15 @@ def backward(
     dim, heads = problem.head_dim, problem.heads
     together = cluster(problem)
     dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
-    dq_sum = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
     facts = {"heads": heads, "head_dim": dim}
     sizes = (ROWS // 2, together * ROWS)
     stats = shared.statistics(grad_rows, grad_lse, out, lse, kv_offsets, None, problem, *sizes, run)
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     grid = ctas(run, problem, config, q.device)
+    workers, part = grid // together, together * ROWS
+    parts = torch.empty(((workers + heads) * part, 1, dim), dtype=torch.float32, device=q.device)
     for first_row in range(0, problem.q_len, together * ROWS):
         recorder = run.recorder if first_row == 0 else instrument.OFF
         with instrument.launch_range("jfa_backward", run.schedule, **facts):
@@ -529,7 +540,7 @@ def backward(
                 launch.ragged_descriptor(grad_rows, ROWS),
                 launch.ragged_descriptor(k_rows, config.block_kv),
                 launch.ragged_descriptor(v_rows, config.block_kv),
-                launch.ragged_descriptor(launch.as_rows(dq_sum), ROWS // 2, WIDTH),
+                launch.ragged_descriptor(parts, ROWS // 2, WIDTH),
                 launch.ragged_descriptor(launch.as_rows(dk), config.block_kv),
                 launch.ragged_descriptor(launch.as_rows(dv), config.block_kv),
                 dk,
@@ -563,8 +574,61 @@ def backward(
                 ptx_options=config.ptx_options,
                 **({"ctas_per_cga": (together, 1, 1)} if together > 1 else {}),
             )
+        with instrument.launch_range("jfa_sum_dq", run.schedule, **facts):
+            jfa_sum_dq_parts[(part // SUM_ROWS, heads)](
+                parts,
+                dq,
+                run.items.counts,
+                problem.q_len,
+                first_row,
+                heads,
+                workers,
+                problem.scale,
+                PART=part,
+                ROWS=SUM_ROWS,
+                DIM=dim,
+            )
         run.compiled.append(compiled)
-    return baseline.rounded(dq_sum, q.dtype, problem.scale, run, facts), dk, dv
+    return dq, dk, dv
+
+
+@triton.jit(do_not_specialize=["q_len", "first_row", "workers"])
+def jfa_sum_dq_parts(
+    parts,
+    grad_q,
+    counts,
+    q_len,
+    first_row,
+    heads,
+    workers,
+    scale,
+    PART: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """grad_q = scale · the sum of a head's parts, in the order of their workers, rounded once; rows from ``first_row``.
+
+    parts: float32 (workers + heads, PART, DIM), those of `part_of` written. Program (block of ROWS rows, head).
+    """
+    head = tl.program_id(1)
+    work = tl.load(counts).to(tl.int64)
+    total = work * heads
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM)
+    found = tl.zeros((ROWS, DIM), dtype=tl.float32)
+    if total > 0:
+        # The worker of a tile: the last one that begins at or before it.
+        low = ((head * work + 1) * workers - 1) // total
+        high = (((head + 1) * work) * workers - 1) // total
+        for worker in range(low.to(tl.int32), high.to(tl.int32) + 1):
+            begin, end = share(total, worker, workers)
+            if begin < end:
+                at = primitives.wide(part_of(worker, head)) * PART + rows
+                found += tl.load(parts + at[:, None] * DIM + dims[None, :])
+    row = first_row + rows
+    at = primitives.wide(row) * heads + head
+    values = (found * scale).to(grad_q.dtype.element_ty)
+    tl.store(grad_q + at[:, None] * DIM + dims[None, :], values, mask=(row < q_len)[:, None])
 
 
 def cluster(problem: Problem) -> int:

@@ -502,17 +502,18 @@ def jfa_stats(
     """What the softmax's gradient needs of each row, padded as `dq.stat_row` says: lse in log2 units, and delta.
 
     A shared Q's rows are padded to a multiple of ``PAD``, others to one of ``ROWS``. A sequence without keys, whose
-    rows no tile looks for, is left out.
+    rows no tile looks for, is left out. Program block of rows · heads + head, so that whole rows are read together.
 
     delta = Σ_d out·grad_out − grad_lse. Rows that do not exist or see nothing get an lse of +inf, so that their weights
     are 0, and a delta of 0: the lse of a row that sees nothing is a constant, whose gradient, often NaN, goes nowhere.
     """
-    base = tl.program_id(0) * ROWS
-    head = tl.program_id(1)
+    place = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    base = place * ROWS
     if BROADCAST_Q:
         blocks = (q_uniform + PAD - 1) // PAD * (PAD // ROWS)
-        inside = tl.program_id(0) % blocks * ROWS
-        batch = tl.program_id(0) // blocks
+        inside = place % blocks * ROWS
+        batch = place // blocks
         start = batch * q_uniform
         length = q_uniform
     else:
@@ -534,9 +535,9 @@ def jfa_stats(
     sees = row_lse != float("-inf")
     if grad_lse is not None:
         delta -= tl.load(grad_lse + of_row, mask=sees, other=0.0)
-    place = primitives.wide(head) * stat_rows + base + tl.arange(0, ROWS)
-    tl.store(stat_lse + place, tl.where(sees, row_lse * _LOG2_E, float("inf")))
-    tl.store(stat_delta + place, tl.where(sees, delta, 0.0))
+    of_head = primitives.wide(head) * stat_rows + base + tl.arange(0, ROWS)
+    tl.store(stat_lse + of_head, tl.where(sees, row_lse * _LOG2_E, float("inf")))
+    tl.store(stat_delta + of_head, tl.where(sees, delta, 0.0))
 
 
 def stat_blocks(problem: Problem, block: int, pad: int) -> int:
@@ -564,7 +565,7 @@ def statistics(
     if not blocks:
         return stats
     with instrument.launch_range("jfa_delta", run.schedule, heads=problem.heads, head_dim=problem.head_dim):
-        jfa_stats[(blocks, problem.heads)](
+        jfa_stats[(blocks * problem.heads,)](
             out,
             lse,
             grad_rows,
@@ -583,6 +584,7 @@ def statistics(
             ROWS=block,
             PAD=pad,
             DIM=problem.head_dim,
+            num_warps=2,
         )
     return stats
 

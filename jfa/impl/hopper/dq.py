@@ -119,11 +119,15 @@ def jfa_round_dq_blocks(
     PARTS: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """grad_q = scale · sum, rounded once: program (block of rows, head). Rows behind the last sequence get zeros."""
+    """grad_q = scale · sum, rounded once. Program block of rows · heads + head, so that whole rows are written at once.
+
+    Rows behind the last sequence get zeros.
+    """
     WIDTH: tl.constexpr = DIM // PARTS
     SIZE: tl.constexpr = ROWS * WIDTH
-    base = tl.program_id(0) * ROWS
-    head = tl.program_id(1)
+    place = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    base = place * ROWS
     start = base * 0
     first = base
     length = start + q_uniform
@@ -139,7 +143,7 @@ def jfa_round_dq_blocks(
         return
     rows = first + tl.arange(0, ROWS)
     at = ((rows.to(tl.int64) + start) * heads + head)[:, None] * DIM + tl.arange(0, WIDTH)[None, :]
-    block = dq_sum + (primitives.wide(head) * tl.num_programs(0) + tl.program_id(0)) * (ROWS * DIM)
+    block = dq_sum + (primitives.wide(head) * (tl.num_programs(0) // heads) + place) * (ROWS * DIM)
     for part in tl.static_range(PARTS):
         found = tl.load(block + part * SIZE + tl.arange(0, SIZE)) * scale
         values = _values(found.to(grad_q.dtype.element_ty), ROWS, WIDTH)
@@ -184,7 +188,7 @@ class Sum:
             return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
         grad = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         with instrument.launch_range("jfa_round_dq", run.schedule, heads=problem.heads, head_dim=problem.head_dim):
-            jfa_round_dq_blocks[(self.blocks, problem.heads)](
+            jfa_round_dq_blocks[(self.blocks * problem.heads,)](
                 self.values,
                 grad,
                 q_offsets,
@@ -197,5 +201,6 @@ class Sum:
                 ROWS=self.block,
                 PARTS=self.parts,
                 DIM=problem.head_dim,
+                num_warps=2,
             )
         return grad

@@ -35,8 +35,8 @@ ROWS, WIDTH = RESIDENT_ROWS, 64
 MOST_ROWS = 512
 """Rows of Q up to which dQ stays in registers: on an H200 a prototype made 520 TFLOP/s of 512 rows in two passes, the
 sum in memory 470; of 1,024 in four 500 against 504."""
-SUM_ROWS = 16
-"""Rows of a program that sums the parts of dQ."""
+SUM_ROWS, SUM_PARTS = 4, 8
+"""Rows of a program that sums the parts of dQ, and how many parts it loads at once."""
 _ROLES = tl.constexpr(len(ROLES))
 _ROWS, _WIDTH = tl.constexpr(ROWS), tl.constexpr(WIDTH)
 _SLOTS = tl.constexpr(4)
@@ -586,6 +586,7 @@ def backward(
                 problem.scale,
                 PART=part,
                 ROWS=SUM_ROWS,
+                EACH=SUM_PARTS,
                 DIM=dim,
             )
         run.compiled.append(compiled)
@@ -604,9 +605,10 @@ def jfa_sum_dq_parts(
     scale,
     PART: tl.constexpr,
     ROWS: tl.constexpr,
+    EACH: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """grad_q = scale · the sum of a head's parts, in the order of their workers, rounded once; rows from ``first_row``.
+    """grad_q = scale · the sum of a head's parts, always in one order, rounded once; rows from ``first_row``.
 
     parts: float32 (workers + heads, PART, DIM), those of `part_of` written. Program (block of ROWS rows, head).
     """
@@ -620,11 +622,13 @@ def jfa_sum_dq_parts(
         # The worker of a tile: the last one that begins at or before it.
         low = ((head * work + 1) * workers - 1) // total
         high = (((head + 1) * work) * workers - 1) // total
-        for worker in range(low.to(tl.int32), high.to(tl.int32) + 1):
+        for first in range(low.to(tl.int32), high.to(tl.int32) + 1, EACH):
+            worker = first + tl.arange(0, EACH)
             begin, end = share(total, worker, workers)
-            if begin < end:
-                at = primitives.wide(part_of(worker, head)) * PART + rows
-                found += tl.load(parts + at[:, None] * DIM + dims[None, :])
+            there = (worker <= high) & (begin < end)
+            at = part_of(worker, head).to(tl.int64)[:, None] * PART + rows[None, :]
+            place = parts + at[:, :, None] * DIM + dims[None, None, :]
+            found += tl.sum(tl.load(place, mask=there[:, None, None], other=0.0), 0)
     row = first_row + rows
     at = primitives.wide(row) * heads + head
     values = (found * scale).to(grad_q.dtype.element_ty)

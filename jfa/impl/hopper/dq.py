@@ -6,9 +6,12 @@ then a thread's go to shared memory 16 bytes at a time, each where another's do 
 lines. Row by row, as tensors lie, pairs of threads write to the same banks: on an H200 the backward of dense-1024 made
 482 TFLOP/s that way and 504 this way (11 runs in turn, of which only medians were kept).
 
-Rounding is a pass of its own. Tried likewise: that the last tile of a sequence rounds its dQ, as long as that is in the
-L2 cache. A tile then waits for its additions and counts itself, and more is spilled: 454 TFLOP/s against 506 with the
-pass.
+Rounding is a pass of its own. Tried likewise: that the last tile of a sequence rounds its dQ, as long as that is in
+the L2 cache. A tile then waits for its additions and counts itself, and more is spilled: 454 TFLOP/s against 506 with
+the pass. Or that the load role rounds, a few pieces a step between its loads, what tiles of a few rounds before
+completed and counted (91 % of the blocks of dense-1024): the pass fell from 603 to 47 µs, and the kernel took 7,776 µs
+instead of 6,850. Loads came as early as before, but a compute warpgroup, beside whose warps the rounding ran, worked
+13 % longer (reports/backward-limits-h200.json).
 """
 
 from __future__ import annotations

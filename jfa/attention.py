@@ -64,8 +64,8 @@ def jagged_attention(
         return_lse: also return the log of the softmax's denominator, float32 (H, rows of the output), −inf where a
             row sees nothing. It is differentiable.
         deterministic: bitwise repeatable gradients. The kernels' dK, dV and outputs are so anyway, and dQ where
-            "hopper" keeps it in registers; elsewhere dQ then comes from a kernel of its own, which adds up in one order
-            and does two of the backward's five products again.
+            "hopper" keeps it in registers (on GPUs with as many SMs); elsewhere dQ then comes from a kernel of its own,
+            which adds up in one order and does two of the backward's five products again.
         impl: "reference" (eager, any dtype up to float64, on any device); "triton", plain Triton, on CUDA devices and
             in its interpreter; "hopper", kernels for sm_90 (bfloat16, float16), triton's backward where deterministic
             and dQ does not stay in registers; "hopper-autotune", the same with the forward by trial: its first call on

@@ -50,7 +50,7 @@ class Launcher:
     leave_out: str = ""
     """The stage without which it runs."""
     deterministic: bool = False
-    """Whether it leaves dQ to a kernel of its own."""
+    """Whether dQ is asked to be added up in one order."""
 
     def without(self, stage: str) -> Launcher:
         """The same kernel on the same tensors without a stage: for its time alone, results are thrown away.
@@ -82,8 +82,9 @@ def launch(
 
     A profiler that selects by the ranges of domain jfa so sees ``launches`` launches of a compiled kernel; the building
     of the tile table, and the forward that a backward needs, are outside ranges too. A backward launch is
-    three ranges, jfa_delta, jfa_backward (for sm_90 one a pass, of 256 rows of a shared Q) and jfa_round_dq; a forward
-    for sm_90 that cuts long sequences is followed by jfa_merge. ``device``: this process's GPU, unless another is
+    three ranges, jfa_delta, jfa_backward and jfa_round_dq; of one that keeps dQ in registers jfa_delta, and for each
+    pass, of 256 rows of a shared Q, jfa_backward and jfa_sum_dq. A forward for sm_90 that cuts long sequences is
+    followed by jfa_merge. ``device``: this process's GPU, unless another is
     given. ``config`` and ``split``: as of `prepare`.
 
     Raises:
@@ -199,6 +200,8 @@ def prepare(
     out, lse = forward.run(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
     grad_out = inputs.grad_out.reshape(out.shape)
     if config is None or kernel == "triton" or deterministic:
+        if config is not None and deterministic:
+            raise ValueError("a deterministic backward has a configuration of its own: leave out config")
         backward = choice.backward_kernel(kernel, capability, problem, size, deterministic)
     else:
         backward = choice.hopper_backward(cast("Any", config), problem)

@@ -225,7 +225,7 @@ def test_negative_scale(device):
 
 
 @on_each_device
-@pytest.mark.parametrize("impl", ["reference", "triton"])
+@pytest.mark.parametrize("impl", ["reference", "triton", "auto"])
 @pytest.mark.parametrize("name", ["gqa-4-1", "broadcast", "window-both"])
 def test_deterministic_gradients_repeat_bit_for_bit(name, impl, device):
     inputs = CASES[name].inputs(device, torch.float32 if device == "cpu" else torch.bfloat16, grad=True)

@@ -110,12 +110,14 @@ class TestOnTheGpu:
 
     @pytest.mark.parametrize("schedule", SCHEDULES)
     @pytest.mark.parametrize("kind", ["shared", "resident"])
-    def test_dk_and_dv_agree_bit_for_bit_under_every_schedule(self, kind, schedule):
+    def test_gradients_agree_bit_for_bit_under_every_schedule(self, kind, schedule):
+        """All but a dQ that CTAs add up in memory."""
         inputs = SHARED_Q[200].inputs("cuda", torch.bfloat16)
         expected = gradients(inputs, kind, {}, "static")
         for _ in range(10):
             found = gradients(inputs, kind, {}, schedule)
             assert torch.equal(found.dk, expected.dk) and torch.equal(found.dv, expected.dv)
+            assert kind == "shared" or torch.equal(found.dq, expected.dq)
         assert_results_close(found, inputs)
 
     @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -196,7 +196,7 @@ def test_a_forward_is_not_recorded_as_deterministic() -> None:
 
 def test_level_wait_of_a_deterministic_backward_says_what_would_do(device: str) -> None:
     where = torch.device(device)
-    launcher = prepare(FEW, "static", "backward", where, deterministic=True)
+    launcher = prepare(FEW, "static", "backward", where, "triton", deterministic=True)
     with pytest.raises(UserError, match="record it at level tile, or without deterministic"):
         record_launcher(launcher, FEW, where, "wait", 1, 2)
 
@@ -209,7 +209,7 @@ def test_an_unknown_direction_is_named_first() -> None:
 def test_a_deterministic_backward_gives_the_same_gradients(device: str) -> None:
     found = []
     for deterministic in (False, True):
-        launcher = prepare(FEW, "static", "backward", torch.device(device), deterministic=deterministic)
+        launcher = prepare(FEW, "static", "backward", torch.device(device), "triton", deterministic=deterministic)
         assert launcher.deterministic is deterministic
         with patch.object(dq, "grad_q", wraps=dq.grad_q) as fixed_order:
             launcher.run(instrument.OFF)

@@ -28,7 +28,7 @@ def record(
         bool,
         typer.Option(
             "--deterministic",
-            help="The backward with repeatable gradients (dK and dV's kernel, if dQ has one).",
+            help="The backward with repeatable gradients; of one whose dQ has a kernel of its own, the other one.",
         ),
     ] = False,
 ) -> None:

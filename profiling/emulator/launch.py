@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import random
 import textwrap
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +25,7 @@ _TASKS, _CONVERT = "__run_tasks__", "__convert__"
 
 
 class EmulatedKernel:
-    """Stands in for a jitted kernel: ``kernel[grid](arguments)`` runs every cluster's CTAs, one cluster after another.
+    """Stands in for a jitted kernel: ``kernel[grid](arguments)`` runs the CTAs cluster by cluster, in a seed's order.
 
     Attributes:
         launches: how many there were. steps: turns that tasks took in all.
@@ -47,7 +48,7 @@ class EmulatedKernel:
         given = {name: value for name, value in named.items() if name in parameters}
         values = [Pointer.to(value) if isinstance(value, Tensor) else value for value in arguments]
         count = math.prod(grid)
-        for first in range(0, count, cluster):
+        for first in random.Random(self.seed).sample(range(0, count, cluster), count // cluster):
             world = World(self.seed + first)
             made = Source(world)
             body = made.function(self._kernel)

@@ -575,7 +575,7 @@ def backward(
                 **({"ctas_per_cga": (together, 1, 1)} if together > 1 else {}),
             )
         with instrument.launch_range("jfa_sum_dq", run.schedule, **facts):
-            jfa_sum_dq_parts[(part // SUM_ROWS, heads)](
+            jfa_sum_dq_parts[(triton.cdiv(min(part, problem.q_len - first_row), SUM_ROWS), heads)](
                 parts,
                 dq,
                 run.items.counts,

@@ -29,6 +29,7 @@ PREMISES = {
     "broadcast Q": lambda r: r.get("workload.broadcast_q"),
 }
 NOTABLE = {
+    "excerpt": lambda r: r.get("excerpt", "the whole launch"),
     "implementation": lambda r: r.impl,
     "deterministic": lambda r: bool(r.get("kernel.deterministic")),
     "kernel configuration": lambda r: r.get("kernel.plain_config_hash", r.get("kernel.config_hash")),
@@ -70,8 +71,7 @@ def compare(recordings: Sequence[Recording]) -> Comparison:
     if len(recordings) < 2:
         raise UserError(f"compare: expected two recordings or more, got {len(recordings)}")
     rows = [split(recording) for recording in recordings]
-    obstacles = [line for name, read in PREMISES.items() for line in _differing(name, read, recordings)]
-    differences = [line for name, read in NOTABLE.items() for line in _differing(name, read, recordings)]
+    obstacles, differences = unlike(recordings)
     all_plain = all(not math.isnan(row["kernel_ns"]) for row in rows)
     key = "kernel_ns" if all_plain else "makespan_ns"
     if not all_plain and not obstacles:
@@ -79,6 +79,13 @@ def compare(recordings: Sequence[Recording]) -> Comparison:
     for row in rows:
         row["speedup"] = math.nan if obstacles else ratio_beyond_spread(rows[0], row, key)
     return Comparison(pd.DataFrame(rows), obstacles, differences, "kernel time" if all_plain else "makespan")
+
+
+def unlike(recordings: Sequence[Recording]) -> tuple[list[str], list[str]]:
+    """What of recordings differs: (what makes times another's, what else a reader should know), a line each."""
+    kinds = (PREMISES, NOTABLE)
+    first, second = ([line for name in kind for line in _differing(name, kind[name], recordings)] for kind in kinds)
+    return first, second
 
 
 def split(recording: Recording) -> dict[str, Any]:

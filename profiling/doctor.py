@@ -103,6 +103,9 @@ def check_import() -> Iterator[Check]:
         yield Check("import profiling", "warn", f"works in {ours.parent} only: not installed", "pip install -e .")
     elif Path(found).resolve().parent == ours:
         yield Check("import profiling", "ok", str(ours))
+    elif (Path(found).parent / "doctor.py").is_file():
+        words = f"elsewhere it is another copy of this package: {Path(found).parent}"
+        yield Check("import profiling", "warn", words, f"pip install -e {ours.parent}")
     else:
         fix = f"remove or rename {found}, or install into a fresh .venv"
         yield Check("import profiling", "fail", f"another `profiling` is found first: {found}", fix)

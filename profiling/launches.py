@@ -90,8 +90,11 @@ def _working(recording: Recording) -> np.ndarray:
 
 
 def _sms(recording: Recording) -> np.ndarray:
-    """The numbers of all gpu.sm_count SMs, int32 rising. Numbers may have gaps (PTX does not promise otherwise): then
-    the SMs seen are real, and the lowest free numbers stand for those that ran nothing."""
+    """The numbers of all gpu.sm_count SMs, int32 rising; of an excerpt those that it has spans of.
+
+    Numbers may have gaps (PTX does not promise otherwise): then the SMs seen are real, and the lowest free numbers stand
+    for those that ran nothing.
+    """
     count = recording.sm_count
     is_seen = np.zeros(np.iinfo(np.int16).max + 1, dtype=bool)
     is_seen[recording.events["sm"].to_numpy()] = True
@@ -100,6 +103,8 @@ def _sms(recording: Recording) -> np.ndarray:
         raise RecordingError(
             f"{recording.source}: spans are on {len(seen)} SMs, but metadata key 'gpu.sm_count' is {count}; correct it"
         )
+    if recording.get("excerpt"):
+        return seen.astype(np.int32)
     free = np.setdiff1d(np.arange(count), seen)[: count - len(seen)]
     return np.sort(np.concatenate([seen, free])).astype(np.int32)
 

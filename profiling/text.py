@@ -5,9 +5,17 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
 WHOLE_CTAS = "recorded at level cta: whole CTAs count as work, so what they spend between tiles hides in it"
 TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
+
+
+def short_names(sources: Sequence[str]) -> list[str]:
+    """Files' names without the folder and the suffix that all share; as they are where two would become alike."""
+    paths = [PurePath(source) for source in sources]
+    short = [path.stem for path in paths] if len({path.parent for path in paths}) == 1 else list(sources)
+    return short if len(set(short)) == len(set(sources)) else list(sources)
 
 
 def time_unit(largest_ns: float) -> tuple[str, float]:

@@ -20,6 +20,7 @@ from profiling.commands import COMMANDS
 from profiling.commands.arguments import SCHEDULES
 from profiling.commands.views import tail
 from profiling.recording import Recording
+from profiling.text import short_names
 
 PARTS = ("work", "ramp", "fetch", "tail", "unused")
 
@@ -88,6 +89,30 @@ def test_compare_gives_the_ratio_of_the_plain_kernels(program, recordings):
     first, second = (Recording.read(path).metadata["durations"]["plain_ns"] for path in paths)
     assert [row["speedup"] for row in found["rows"]] == [1.0, pytest.approx(first / second)]
     assert found["obstacles"] == [] and found["speedup_of"] == "kernel time"
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_on_a_narrow_terminal_headings_stay_whole(program, recordings, columns):
+    paths = [recordings / f"forward-{schedule}.parquet" for schedule in ("static", "balanced-dynamic")]
+    text = fine(program("compare", *paths, COLUMNS=str(columns)))
+    for heading in ("kernel time", "TFLOP/s", "makespan", "headroom", "speedup"):
+        assert f"│ {heading} " in text
+    wide = fine(program("compare", *paths, COLUMNS="200"))
+    assert "headroom ┃" in wide and "│ headroom" not in wide and "forward-static " in wide
+
+
+@pytest.mark.parametrize(
+    ("sources", "short"),
+    [
+        (["a/b/one.parquet", "a/b/other.parquet"], ["one", "other"]),
+        (["a/one.parquet", "b/one.parquet"], ["a/one.parquet", "b/one.parquet"]),
+        (["one.parquet", "one.pq"], ["one.parquet", "one.pq"]),
+        (["one.parquet", "one.parquet"], ["one", "one"]),
+        ([], []),
+    ],
+)
+def test_files_are_called_by_what_tells_them_apart(sources, short):
+    assert short_names(sources) == short
 
 
 def test_a_difference_within_the_spread_is_none(program, tmp_path):

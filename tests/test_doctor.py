@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.metadata
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,16 @@ def test_another_profiling_that_is_found_first_fails(program, tmp_path):
     found = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
     assert result.returncode == 1
     assert found["import profiling"]["status"] == "fail" and str(tmp_path) in found["import profiling"]["found"]
+
+
+def test_another_copy_of_this_package_is_no_fault(program, tmp_path, repository):
+    copied = tmp_path / "copy"
+    shutil.copytree(
+        repository / "profiling", copied / "profiling", ignore=shutil.ignore_patterns("data", "__pycache__")
+    )
+    result = program("doctor", "--json", PYTHONPATH=str(copied))
+    found = {check["name"]: check for check in json.loads(result.stdout)["checks"]}["import profiling"]
+    assert found["status"] == "warn" and str(copied) in found["found"] and found["fix"].startswith("pip install -e")
 
 
 def test_doctor_here(program):

@@ -168,6 +168,14 @@ def test_sm_numbers_with_gaps() -> None:
     assert occupancy(made, 2).sms.tolist() == [0, 1, 4, 9]
 
 
+def test_an_excerpt_is_of_the_sms_that_it_has() -> None:
+    whole = recording([{"sm": 1, "cta": 0}, {"sm": 3, "cta": 1}], sms=4)
+    part = recording([{"sm": 1, "cta": 0}, {"sm": 3, "cta": 1}], sms=4, excerpt="CTAs 0 to 1 of 4")
+    assert sm_time(part)["sm"].tolist() == [1, 3] and occupancy(part, 2).sms.tolist() == [1, 3]
+    assert summary(whole)["unused_share"].tolist() == [0.5] and summary(part)["unused_share"].tolist() == [0]
+    assert "an excerpt: CTAs 0 to 1 of 4" in part.warnings()[0]
+
+
 def test_more_sms_than_the_gpu_has() -> None:
     with pytest.raises(RecordingError, match="spans are on 2 SMs, but metadata key 'gpu.sm_count' is 1"):
         sm_time(recording([{"sm": 9, "cta": 0}, {"sm": 4, "cta": 1}], sms=1))

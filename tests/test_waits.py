@@ -143,12 +143,37 @@ def test_roles_can_be_chosen_and_baselines_shown(tmp_path, capsys):
     recording(Pipeline()).write(other)
     assert main(["waits", str(file), "--role", "mma0", "--baseline", str(other)]) == 0
     out = capsys.readouterr().out
-    assert "verdict: mma0 and mma1 compute for" in out and "b.parquet" in out.replace("\n", "")
+    assert "verdict: mma0 and mma1 compute for" in out and "in b" in out and "not comparable" not in out
+    assert "load" not in out.split("Where each role's time went")[1].split("measured")[0].split("Who was late")[0]
     assert main(["waits", str(file), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["lost"]["barrier"] == "k_full" and document["lost"]["tensor"] is None
     assert main(["waits", str(file), "-o", str(tmp_path / "w.html")]) == 0
     assert (tmp_path / "w.html").stat().st_size > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "words"),
+    [
+        ("workload", {"heads": 7}, "not comparable: heads differs"),
+        ("kernel", {"direction": "backward"}, "not comparable: direction differs: forward, backward"),
+        ("kernel", {"impl": "triton"}, "note: implementation differs"),
+        (None, {"excerpt": "CTAs 0 to 1 of 9"}, "note: excerpt differs: the whole launch, CTAs 0 to 1 of 9"),
+    ],
+)
+def test_a_baseline_of_another_launch_is_said_first_and_warns(tmp_path, capsys, where, change, words):
+    file, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    recording(Pipeline()).write(file)
+    unlike = recording(Pipeline())
+    (unlike.metadata if where is None else unlike.metadata[where]).update(change)
+    unlike.write(other)
+    assert main(["waits", str(file), "--baseline", str(other)]) == 0
+    out = capsys.readouterr().out
+    assert out.index(words) < out.index("Where each role's time went")
+    assert main(["waits", str(file), "--baseline", str(other), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert any(words.split(": ", 1)[1] in line for line in document["baseline_differs"])
+    assert ("excerpt" in change) == any("an excerpt" in line for line in document["baseline_warnings"])
 
 
 def report_of(kernel: str, folder, **columns) -> str:

@@ -8,6 +8,7 @@ import typer
 from profiling.commands import arguments, printing, views
 from profiling.commands.printing import Column
 from profiling.errors import UserError
+from profiling.text import short_names
 
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the heatmaps, one above the other: .html.")
@@ -52,6 +53,8 @@ def compare(files: arguments.RecordingFiles, output: Output = None, json: argume
         first = [Column(name, name, right=False) for name in ("recording", "schedule")]
         columns = views.split_columns(first, compared=True)
         grade = f"{views.grade_words(recordings)} ({comparison.speedup_of}, against the first)"
+        names = short_names([row["recording"] for row in rows])
+        rows = [{**row, "recording": name} for row, name in zip(rows, names, strict=True)]
         printing.table(views.split_rows(rows), columns, title=f"{len(rows)} recordings", grade=grade)
         printing.warnings_of(recordings, lambda recording: recording.source)
     if output:

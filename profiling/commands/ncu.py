@@ -63,6 +63,9 @@ def ncu(
 
     arguments.choice(format, formats.FORMATS, "format")
     if output is not None:
+        for other, suffix in SUFFIXES.items():
+            if output.suffix == suffix != SUFFIXES[format]:
+                raise UserError(f"-o {output}: --format {format} ends in {SUFFIXES[format]}; give --format {other}")
         arguments.output_file(output, [SUFFIXES[format]])
         _keep(output, [*report, baseline] if baseline else report)
     elif format == "html":

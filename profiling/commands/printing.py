@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from profiling.word_table import Table as WordTable
 
 PIPED_WIDTH = 200
+MOST_ROWS_AS_COLUMNS = 4
 
 
 class Column(NamedTuple):
@@ -40,15 +42,32 @@ def console(stderr: bool = False) -> Console:
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], *, title: str, grade: str) -> None:
-    """Print rows; ``grade`` says under the table how its numbers were obtained. Strangers' words print as they are."""
+    """Print rows; ``grade`` says under the table how its numbers were obtained. Strangers' words print as they are.
+
+    Where a terminal is too narrow for the words of a few rows, these are columns.
+    """
+    cells = [[plain(column.show(row[column.key]), 400) for column in columns] for row in rows]
+    right = [column.right for column in columns]
+    headings, out = [column.heading for column in columns], console()
+    grid = _grid(headings, cells, right, title, grade)
+    needed = Measurement.get(out, out.options.update(width=PIPED_WIDTH * 10), grid).minimum
+    if needed > out.width and 0 < len(cells) <= MOST_ROWS_AS_COLUMNS:
+        turned = list(zip(headings, *cells, strict=True))
+        grid = _grid(turned[0], turned[1:], [False, *[True] * len(cells)], title, grade)
+    out.print(grid)
+
+
+def _grid(
+    headings: Sequence[str], cells: Iterable[Sequence[str]], right: Sequence[bool], title: str, grade: str
+) -> Table:
     grid = Table(
         title=Text(plain(title)), caption=Text(plain(grade, 400)), title_justify="left", caption_justify="left"
     )
-    for column in columns:
-        grid.add_column(Text(column.heading), justify="right" if column.right else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(plain(column.show(row[column.key]), 400)) for column in columns))
-    console().print(grid)
+    for heading, justified in zip(headings, right, strict=True):
+        grid.add_column(Text(heading), justify="right" if justified else "left", overflow="fold")
+    for row in cells:
+        grid.add_row(*map(Text, row))
+    return grid
 
 
 def words(made: "WordTable") -> None:

@@ -99,6 +99,8 @@ def _facts(recording: "Recording") -> Iterator[tuple[str, str]]:
     yield "grade", f"{recording.grade} on {recording.gpu_name}, {recording.sm_count} SMs{timer}"
     ctas = recording.get("kernel.num_ctas")
     by = f" by {count(ctas, 'CTA')}" if isinstance(ctas, int) else ""
+    if recording.get("excerpt"):
+        by = f" by {len(set(recording.events['cta'])):,} of {ctas} CTAs"
     spans = count(len(recording.events), "span")
     yield "recorded", f"{spans}{by} at level {recording.level}, {count(recording.launches, 'launch', 'launches')}"
     share = coverage(recording.coverage())

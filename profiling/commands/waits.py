@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from profiling.recording import Recording
 
 ROWS = 16
+
+
+class Baseline(NamedTuple):
+    """Another recording's time of its roles, and what else differs between the two, as `profiling.compare.unlike`."""
+
+    recording: "Recording"
+    parts: "pd.DataFrame"
+    obstacles: list[str]
+    differences: list[str]
+
+
 COLUMNS = [
     Column("role", "role", right=False),
     Column("barrier", "barrier", right=False),
@@ -34,7 +45,9 @@ COLUMNS = [
 
 def waits(
     file: arguments.RecordingFile,
-    role: Annotated[str | None, typer.Option("--role", help="Only this role's waits.")] = None,
+    role: Annotated[
+        str | None, typer.Option("--role", help="Only this role's time and waits; the verdict is the kernel's.")
+    ] = None,
     baseline: Annotated[
         Path | None, typer.Option("--baseline", metavar="FILE", help="Set the roles' time beside this recording's.")
     ] = None,
@@ -68,10 +81,10 @@ def waits(
     roles = list(dict.fromkeys(parts["role"]))
     if role is not None:
         arguments.choice(role, roles, "role")
-    before = Recording.read(baseline) if baseline else None
-    old = role_time(before) if before else None
+    before = _baseline(Recording.read(baseline), recording) if baseline else None
     table, blame = table_of(recording), late(recording, role)
-    table = table if role is None else table[table["role"] == role]
+    if role is not None:
+        parts, table = parts[parts["role"] == role], table[table["role"] == role]
     lost = lost_time(recording, _tensor_share(ncu, recording) if ncu else math.nan)
     if json:
         printing.document(
@@ -83,11 +96,13 @@ def waits(
                 "late": printing.records(blame),
                 "roles": printing.records(parts),
                 "lost": asdict(lost),
-                "baseline": printing.records(old) if old is not None else None,
+                "baseline": printing.records(before.parts) if before else None,
+                "baseline_differs": [*before.obstacles, *before.differences] if before else [],
+                "baseline_warnings": before.recording.warnings() if before else [],
             }
         )
     else:
-        _print(recording, table, blame, parts, lost, before.source if before else "", old)
+        _print(recording, table, blame, parts, lost, before)
     if output:
         from profiling.page import write_figures
         from profiling.wait_figures import late_flow, late_matrix, role_time_bars
@@ -104,12 +119,13 @@ def _print(
     blame: "pd.DataFrame",
     parts: "pd.DataFrame",
     lost: "LostTime",
-    before: str,
-    old: "pd.DataFrame | None",
+    before: Baseline | None,
 ) -> None:
     grade = f"{recording.grade} on {recording.gpu_name}; shares: derived"
     printing.line(recording.title())
     printing.warnings(recording.warnings())
+    if before:
+        _say_unlike(before)
     shares = parts.assign(was=math.nan)
     columns = [
         Column("role", "role", right=False),
@@ -117,10 +133,10 @@ def _print(
         Column("total_ns", "in sum", duration),
         Column("share", "of the role's life", percent),
     ]
-    if old is not None:
-        was = old.set_index(["role", "part"])["share"]
+    if before:
+        was = before.parts.set_index(["role", "part"])["share"]
         shares["was"] = [was.get(key, math.nan) for key in zip(parts["role"], parts["part"], strict=True)]
-        columns.append(Column("was", f"in {before}", percent))
+        columns.append(Column("was", f"in {Path(before.recording.source).stem}", percent))
     printing.table(printing.records(shares), columns, title="Where each role's time went", grade=grade)
     more = f"; the {ROWS} longest of {len(table)}" if len(table) > ROWS else ""
     rows = printing.records(table.head(ROWS))
@@ -134,11 +150,27 @@ def _print(
         Column("share", "of the waiting role's life", percent),
     ]
     derived = "derived from the roles' own waits: `in flight` and `in use` begin when the late role's wait ended"
-    printing.table(printing.records(blame.head(ROWS)), late_columns, title="Who was late", grade=derived)
+    more = f"; the {ROWS} longest of {len(blame)}" if len(blame) > ROWS else ""
+    printing.table(printing.records(blame.head(ROWS)), late_columns, title=f"Who was late{more}", grade=derived)
     printing.line(f"verdict: {lost.words}")
     printing.line(f"remedy: {lost.remedy}")
     for words in _of_the_tensor_pipe(lost):
         printing.line(words)
+
+
+def _baseline(before: "Recording", recording: "Recording") -> Baseline:
+    from profiling.compare import unlike
+    from profiling.waits import role_time
+
+    return Baseline(before, role_time(before), *unlike([recording, before]))
+
+
+def _say_unlike(before: Baseline) -> None:
+    for words in before.obstacles:
+        printing.line(f"not comparable: {words}; the shares are of unlike launches")
+    for words in before.differences:
+        printing.line(f"note: {words}")
+    printing.warnings_of([before.recording], lambda one: one.source)
 
 
 def _of_the_tensor_pipe(lost: "LostTime") -> list[str]:

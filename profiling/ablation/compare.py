@@ -161,10 +161,13 @@ def _change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None, compar
 
 def _note(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None, otherwise: str, added: list[str]) -> str:
     """Why there is no time or no change, and what only one of the two kernels has."""
-    failed = [
-        f"failed in the {which}: {plain(row['failed'], 200)}"
-        for which, row in (("first", was), ("second", now))
-        if row and row["failed"]
-    ]
     only = [f"only in the {which}: {what}" for which, what in zip(("second", "first"), added, strict=False) if what]
-    return "; ".join([f"set otherwise: {otherwise}"] * bool(otherwise) + only + failed)
+    untimed = [_untimed("first", was, now), _untimed("second", now, was)]
+    return "; ".join(filter(None, [f"set otherwise: {otherwise}" if otherwise else "", *only, *untimed]))
+
+
+def _untimed(which: str, row: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str:
+    """Why this row failed, or that it has no time where the other has one."""
+    if row and row["failed"]:
+        return f"failed in the {which}: {plain(row['failed'], 200)}"
+    return f"no time in the {which}" if row and other and not row["time"] and other["time"] else ""

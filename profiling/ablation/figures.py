@@ -47,7 +47,7 @@ def tornado(document: Mapping[str, Any], notes: Sequence[str] = ()) -> go.Figure
     changes = [100 * row["effect"]["change"] for row in rows]
     spans = [
         (0.0, 0.0)
-        if row["effect"]["low"] is None
+        if None in (row["effect"]["low"], row["effect"]["high"])
         else (100 * row["effect"]["high"] - change, change - 100 * row["effect"]["low"])
         for row, change in zip(rows, changes, strict=True)
     ]

@@ -81,7 +81,7 @@ def _occupancy(document: Mapping[str, Any], row: Mapping[str, Any], folder: Path
     if not name:
         default = "only schedules are replayed" if document["grade"] == "compiled" else "not recorded"
         raise UserError(plain(row.get("no_recording") or default, 200))
-    if not isinstance(name, str) or Path(name).name != name:
+    if not isinstance(name, str) or Path(name).name != name or "\0" in name:
         raise UserError(f"its recording is {plain(name, 60)!r}, expected the name of a file in {RECORDINGS}")
     recording = Recording.read(folder / RECORDINGS / name)
     for what, mine, its in (

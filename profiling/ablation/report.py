@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from profiling.ablation.counters import GRADE, LSU
 from profiling.ablation.figures import about, ladder, tornado
 from profiling.ablation.heatmaps import heatmaps
-from profiling.ablation.results import RESULTS, SAMPLES
+from profiling.ablation.results import RESULTS, SAMPLES, written
 from profiling.ablation.run import Measured
 from profiling.errors import UserError
 from profiling.files import replacing
@@ -34,7 +33,7 @@ def write_report(document: Mapping[str, Any], folder: Path, measured: Measured |
     figures = [figure for figure in (tornado(document), ladder(document)) if figure is not None]
     linked = heatmaps(document, folder)
     title = f"What each optimisation buys: {about(document)}"
-    write(folder / RESULTS, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    write(folder / RESULTS, written(document))
     parts = [f"# {title}\n", *(f"> {line}\n" for line in warnings), *(markdown(table, 2) for table in shown)]
     parts += [f"> {escaped(line)}\n" for line in linked.missing]
     parts.append(f"Command: `{document['environment'].get('command', '')}`\n")
@@ -159,7 +158,8 @@ def _counters(document: Mapping[str, Any]) -> Table | None:
     for row in rows.values():
         said = row["ncu"]
         told = said.get("numbers") or {}
-        numbers = {fact: Number(**value, grade=GRADE) for fact, value in told.items() if set(value) == NUMBER_PARTS}
+        whole = [fact for fact, _ in COUNTERS if set(told.get(fact, ())) == NUMBER_PARTS]
+        numbers = {fact: Number(**told[fact], grade=GRADE) for fact in whole}
         several = f" ({said['launches']} launches, one's numbers)" if said.get("launches", 1) > 1 else ""
         verdict = f"not measured: {said['failed']}" if "failed" in said else said.get("verdict", "–") + several
         cells.append((row["name"], *(show(numbers.get(fact)) for fact, _ in COUNTERS), verdict))

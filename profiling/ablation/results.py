@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from profiling.ablation.checks import check
 from profiling.ablation.effects import drift, effect
 from profiling.ablation.plan import Plan, dq_of
 from profiling.ablation.run import Measured, described
 from profiling.errors import UserError
+from profiling.text import plain
 
 SCHEMA = 1
 RESULTS, SAMPLES = "results.json", "samples.parquet"
 PARTS = ("workload", "impl", "direction", "grade", "interrupted", "drift", "environment", "switches", "rows")
+AGAIN = "make it again with `ablate`"
 
 
 def assemble(
@@ -129,20 +132,46 @@ def _effect(
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The document of a report folder. UserError: there is none, or it is another's."""
+    """The document of a report folder. UserError: there is none, or it is another's, or damaged."""
     path = folder / RESULTS if folder.is_dir() else folder
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = _ablation(path)
     except OSError as error:
         raise UserError(
             f"{folder}: holds no {RESULTS} ({error.strerror or error}); give a folder of `ablate`"
         ) from None
-    except ValueError as error:
-        raise UserError(f"{path}: is no JSON ({error})") from None
-    if not isinstance(document, dict) or document.get("kind") != "ablation":
-        raise UserError(f"{path}: is not of an ablation")
-    if document.get("schema") != SCHEMA:
-        raise UserError(f"{path}: has schema {document.get('schema')}, this version reads {SCHEMA}; make it again")
+    if (schema := document.get("schema")) != SCHEMA or type(schema) is not int:
+        said = plain(json.dumps(schema), 40)
+        raise UserError(f"{path}: schema is {said}, this version reads {SCHEMA} (a number); {AGAIN}")
     if lacking := [name for name in PARTS if name not in document]:
-        raise UserError(f"{path}: is not whole, {', '.join(lacking)} missing; make it again with `ablate`")
+        raise UserError(f"{path}: is not whole, {', '.join(lacking)} missing; {AGAIN}")
+    try:
+        check(document)
+    except UserError as error:
+        raise UserError(f"{path}: {error}; {AGAIN}") from None
     return document
+
+
+def is_there(folder: Path) -> bool:
+    """Whether the folder holds an ablation's results, whole or not."""
+    try:
+        return bool(_ablation(folder / RESULTS))
+    except (OSError, UserError):
+        return False
+
+
+def _ablation(path: Path) -> dict[str, Any]:
+    """What this file holds, of which nothing but its kind is known. UserError: no JSON, or not of an ablation."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        written(document).encode()  # half a surrogate pair can be read and not written again
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is no JSON ({error}); {AGAIN}") from None
+    if not isinstance(document, dict) or document.get("kind") != "ablation":
+        raise UserError(f'{path}: is not of an ablation, its kind is not "ablation"; give a folder of `ablate`')
+    return document
+
+
+def written(document: Mapping[str, Any]) -> str:
+    """The document as its file's text."""
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

@@ -174,6 +174,23 @@ def _environment() -> dict[str, Any]:
     return {"gpu": torch.cuda.get_device_name(), **versions()}
 
 
+def _not_a_run(folder: Path, entries: list[str]) -> str:
+    """Why a folder without a run's mark is not taken: it is kept results, or holds what is another's."""
+    from profiling.ablation.report import MARKDOWN, PAGE
+    from profiling.ablation.results import RESULTS, SAMPLES, is_there
+    from profiling.ablation.run import PROGRESS, RECORDINGS
+    from profiling.page import PLOTLY_FILE
+
+    results = is_there(folder)
+    own = {RESULTS, SAMPLES, MARKDOWN, PAGE, PLOTLY_FILE, PROGRESS, RECORDINGS} if results else set()
+    if foreign := sorted(set(entries) - own):
+        return f"-o {folder}: holds {foreign[0]}, which no ablation made; give a new or empty folder"
+    return (
+        f"-o {folder}: holds an ablation's results but not its {RUN}: it can be neither resumed nor replaced; give a "
+        "new folder"
+    )
+
+
 def _claim(folder: Path, plan: "Plan", workload: str, device: str, resume: bool, force: bool) -> None:
     """Take the folder: new or empty, or of the same run with --resume, or of any run with --force."""
     from profiling.ablation.run import PROGRESS, described
@@ -185,7 +202,7 @@ def _claim(folder: Path, plan: "Plan", workload: str, device: str, resume: bool,
     mark = folder / RUN
     entries = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     if entries and not mark.exists():
-        raise UserError(f"-o {folder}: holds {entries[0]}, which no ablation made; give a new or empty folder")
+        raise UserError(_not_a_run(folder, entries))
     if entries and force:
         shutil.rmtree(folder)
     elif entries and resume:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiling.cost_model import CostModel, cost_model, modelled_tiles
+from profiling.cost_model import CostModel, columns_met, cost_model, model_notes, modelled_tiles
 from profiling.errors import UserError
 from profiling.schedules import REPLAY_ERROR, SCHEDULES, Replay, replay
 from profiling.text import duration, percent
@@ -22,7 +22,7 @@ class Advice:
             the longest would add; empty: sequences without keys.
         replays: what each of SCHEDULES is expected to take; choice: the plainest within REPLAY_ERROR of the quickest.
         padded_ns: what the same kernel is expected to take with every sequence padded to the longest, balanced.
-        notes: where the model reaches beyond what it was fitted to.
+        notes: where the model reaches beyond what it was fitted to, and a fit to few tiles.
     """
 
     sequences: int
@@ -36,18 +36,24 @@ class Advice:
     notes: tuple[str, ...]
 
     @property
+    def fastest(self) -> str:
+        """The schedule of the shortest expected time, whether or not it is the choice."""
+        return min(self.replays, key=lambda found: found.makespan_ns).schedule
+
+    @property
     def words(self) -> str:
-        """One sentence: what to choose, and what it buys."""
+        """One sentence: what to choose, what it buys, and why it is not the fastest where it is another."""
         times = {found.schedule: found.makespan_ns for found in self.replays}
-        best, static = times[self.choice], times["static"]
+        best, static, fastest = times[self.choice], times["static"], times[self.fastest]
+        if self.choice == self.fastest == "static":
+            return f"choose static: {duration(best)} expected, and no schedule is expected to take less"
+        within = (
+            f"within the model's error ({percent(REPLAY_ERROR)}) of the fastest, {self.fastest} ({duration(fastest)})"
+        )
         if self.choice == "static":
-            spread = max(times.values()) / min(times.values()) - 1
-            return (
-                f"choose static: no schedule is expected to gain more than the model's error ({percent(REPLAY_ERROR)}; "
-                f"they lie within {percent(spread)})"
-            )
-        gain = static / best
-        return f"choose {self.choice}: {duration(best)} expected, {gain:.2f}× faster than static ({duration(static)})"
+            return f"choose static: {duration(best)} expected, {within}, and the simplest"
+        gain = f"{duration(best)} expected, {static / best:.2f}× faster than static ({duration(static)})"
+        return f"choose {self.choice}: {gain}" + ("" if self.choice == self.fastest else f"; {within}, and simpler")
 
 
 def advise(like: Tiles, shape: Shape, q_lens: np.ndarray, kv_lens: np.ndarray, sms: int | None = None) -> Advice:
@@ -74,20 +80,10 @@ def advise(like: Tiles, shape: Shape, q_lens: np.ndarray, kv_lens: np.ndarray, s
         choice=choice,
         padded_ns=replay(filled, "balanced-dynamic", sms=sms).makespan_ns,
         model=model,
-        notes=_notes(model, tiles),
+        notes=model_notes(model, [columns_met(tiles)]),
     )
 
 
 def _wasted(used: np.ndarray, padded: np.ndarray) -> float:
     total = float(padded.sum())
     return 1 - float(used.sum()) / total if total else 0.0
-
-
-def _notes(model: CostModel, tiles: Tiles) -> tuple[str, ...]:
-    longest = int(tiles.columns.max(initial=0))
-    if longest <= model.longest:
-        return ()
-    return (
-        f"tiles of up to {longest:,} columns: the model was fitted to {model.shortest:,} to {model.longest:,}, and "
-        "what lies beyond is extrapolated (18 % off at most from 8,166 to 32,768 on the shipped recordings)",
-    )

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiling.errors import UserError
-from profiling.tiles_measured import Tiles
+from profiling.errors import RecordingError, UserError
+from profiling.recording import Recording
+from profiling.text import plain
+from profiling.tiles_measured import Tiles, tiles_of
 
 SCHEDULES = ("static", "dynamic", "balanced", "balanced-dynamic")
 """From the plainest on: neither counter nor sorting; a counter; a sorted table; both. Not `grid`: what the hardware
@@ -41,6 +43,10 @@ REPLAY_ERROR = 0.035
 """Largest error of a replay against a measured makespan, relative: 3.2 % over the 42 pairs of shipped recordings of one
 workload and direction (forward 1.7 %), and each with itself. Schedules that lie closer together than this are not told
 apart."""
+
+MOST_SMS = 4096
+"""More than any GPU has by far; each costs a replay time and memory."""
+LONGEST_FETCH_NS = 1e9
 
 
 @dataclass(frozen=True)
@@ -79,19 +85,18 @@ def replay(
     without work cost what the recording says where its schedule treats them alike, else EMPTY_NS or CLEARED_NS.
 
     Raises:
-        UserError: unknown schedule, fewer SMs than a cluster has, another cluster size than 1 or 2, a negative price.
+        UserError: unknown schedule, fewer SMs than a cluster has or more than MOST_SMS, another cluster size than 1 or
+            2, a price that is negative or over LONGEST_FETCH_NS.
     """
     if schedule not in SCHEDULES:
         raise UserError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
     cluster = tiles.cluster if cluster is None else cluster
     if cluster not in (1, 2):
         raise UserError(f"cluster: expected 1 or 2, got {cluster}")
-    workers = (tiles.sms if sms is None else sms) // cluster
-    if workers < 1:
-        raise UserError(f"sms: expected {cluster} or more, got {sms}")
-    if fetch_ns is not None and not fetch_ns >= 0:
-        raise UserError(f"fetch_ns: expected 0 or more, got {fetch_ns}")
-    fetch = _fetch_price(tiles, schedule) if fetch_ns is None else fetch_ns
+    workers = _workers(tiles.sms if sms is None else sms, cluster)
+    if fetch_ns is not None and not 0 <= fetch_ns <= LONGEST_FETCH_NS:
+        raise UserError(f"fetch_ns: expected 0 to {LONGEST_FETCH_NS:,.0f} (1 s), got {fetch_ns:g}")
+    fetch = fetch_price(tiles, schedule) if fetch_ns is None else fetch_ns
     units = _units(tiles, cluster)
     cost, columns = units.longest(_cost_under(tiles, schedule)), units.longest(tiles.columns)
     least = units.longest(np.minimum(tiles.cost, _empty_at(tiles, CLEARED_NS)))
@@ -103,6 +108,23 @@ def replay(
     makespan = float(busy.max(initial=0.0)) + dealt.cleared_ns + tiles.ramp_ns
     optimum = makespan / (4 / 3 - 1 / (3 * workers)) if schedule == "balanced-dynamic" else float("nan")
     return Replay(schedule, workers * cluster, makespan, bound, optimum, busy)
+
+
+def tiles_to_deal(recording: Recording) -> Tiles:
+    """As `tiles_of`; tiles that an excerpt leaves out are no fault of the recording's, and are said to be that.
+
+    Raises:
+        RecordingError: as `tiles_of`.
+    """
+    try:
+        return tiles_of(recording)
+    except RecordingError as error:
+        excerpt = recording.get("excerpt")
+        if not excerpt or "were not recorded" not in str(error):
+            raise
+        raise RecordingError(
+            f"{error}: it is an excerpt ({plain(excerpt, 80)}); give a whole recording, as `record` writes it"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +156,7 @@ def timeline(tiles: Tiles, schedule: str) -> Timeline:
         raise UserError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
     units, cluster = _units(tiles, tiles.cluster), tiles.cluster
     cost, columns = units.longest(_cost_under(tiles, schedule)), units.longest(tiles.columns)
-    dealt = _deal(cost, columns, schedule, tiles.sms // cluster, _fetch_price(tiles, schedule))
+    dealt = _deal(cost, columns, schedule, _workers(tiles.sms, cluster), fetch_price(tiles, schedule))
     # Of a pair each worker runs one tile of the two, where there are two.
     tile = np.stack([units.first, units.second][:cluster], axis=1)[dealt.tile].ravel()
     worker = (dealt.worker[:, None] * cluster + np.arange(cluster)).ravel()
@@ -155,8 +177,8 @@ def _deal(cost: np.ndarray, columns: np.ndarray, schedule: str, workers: int, fe
         worker, end = _first_free(cost[tile], workers, fetch_ns)
     else:
         worker, end = owners(len(tile), workers, is_sorted), np.empty(len(tile))
-        for one in range(workers):
-            own = worker == one
+        by_worker = np.argsort(worker, kind="stable")
+        for own in np.split(by_worker, np.flatnonzero(np.diff(worker[by_worker])) + 1):
             end[own] = np.cumsum(cost[tile[own]] + fetch_ns)
     return Timeline(tile, worker, end - cost[tile], end, workers, cleared / workers)
 
@@ -180,7 +202,14 @@ def _cost_under(tiles: Tiles, schedule: str) -> np.ndarray:
     return _empty_at(tiles, CLEARED_NS if is_sorted else EMPTY_NS)
 
 
-def _fetch_price(tiles: Tiles, schedule: str) -> float:
+def _workers(sms: int, cluster: int) -> int:
+    if not cluster <= sms <= MOST_SMS:
+        raise UserError(f"sms: expected {cluster} to {MOST_SMS:,}, got {sms:,}")
+    return sms // cluster
+
+
+def fetch_price(tiles: Tiles, schedule: str) -> float:
+    """What fetching a tile costs under ``schedule``, ns: as recorded where that deals in the same way, else PRICES."""
     asks, prices = schedule in ON_DEMAND, PRICES[tiles.shape.direction]
     if (tiles.schedule in ON_DEMAND) == asks:
         return tiles.fetch_ns

@@ -20,7 +20,7 @@ from profiling.cost_model import cost_model, modelled_tiles
 from profiling.errors import RecordingError, UserError
 from profiling.examples import DATA
 from profiling.recording import Recording
-from profiling.schedules import CLEARED_NS, EMPTY_NS, REPLAY_ERROR, SCHEDULES, owners, replay, timeline
+from profiling.schedules import CLEARED_NS, EMPTY_NS, REPLAY_ERROR, SCHEDULES, owners, replay, tiles_to_deal, timeline
 from profiling.tiles_measured import Shape, Tiles, tiles_of
 
 WORKLOADS = ("hsp-loguniform", "hsp-half-empty", "hsp-extreme")
@@ -233,10 +233,12 @@ def test_tiles_of_one_length_speak_of_that_length_alone():
     [
         ({"schedule": "grid"}, "schedule: expected one of"),
         ({"schedule": "static", "cluster": 3}, "cluster: expected 1 or 2"),
-        ({"schedule": "static", "sms": 0}, "sms: expected 1 or more"),
-        ({"schedule": "static", "sms": 1, "cluster": 2}, "sms: expected 2 or more"),
-        ({"schedule": "dynamic", "fetch_ns": -1.0}, "fetch_ns: expected 0 or more"),
-        ({"schedule": "dynamic", "fetch_ns": float("nan")}, "fetch_ns: expected 0 or more"),
+        ({"schedule": "static", "sms": 0}, "sms: expected 1 to 4,096, got 0"),
+        ({"schedule": "static", "sms": 1, "cluster": 2}, "sms: expected 2 to 4,096, got 1"),
+        ({"schedule": "static", "sms": 100_000_000}, "sms: expected 1 to 4,096, got 100,000,000"),
+        ({"schedule": "dynamic", "fetch_ns": -1.0}, "fetch_ns: expected 0 to 1,000,000,000"),
+        ({"schedule": "dynamic", "fetch_ns": 1e30}, "fetch_ns: expected 0 to 1,000,000,000"),
+        ({"schedule": "dynamic", "fetch_ns": float("nan")}, "fetch_ns: expected 0 to 1,000,000,000"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, expected):
@@ -262,6 +264,22 @@ def test_recordings_that_do_not_hold_what_a_replay_needs_are_refused():
         tiles_of(changed(made, workload={**made.metadata["workload"], "heads": 1}))
     with pytest.raises(RecordingError):
         tiles_of(pipeline_recording(Pipeline()))
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "waits").glob("*.parquet")), ids=lambda path: path.stem)
+def test_a_refused_excerpt_is_said_to_be_one_where_that_is_why(path):
+    recording = Recording.read(path)
+    try:
+        assert len(tiles_to_deal(recording).cost)
+    except RecordingError as error:
+        told = "it is an excerpt (CTAs 0 to " in str(error) and "give a whole recording" in str(error)
+        assert told == ("were not recorded" in str(error)) and (not told or recording.get("excerpt"))
+
+
+def test_a_deal_to_many_workers_takes_no_time():
+    begun = time.perf_counter()
+    assert replay(tiles(np.full(20_000, 5.0), sms=4096), "static", fetch_ns=1.0).makespan_ns == 5 * 6
+    assert time.perf_counter() - begun < 1.0
 
 
 def changed(recording: Recording, **metadata) -> Recording:

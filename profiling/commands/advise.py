@@ -23,7 +23,10 @@ def advise(
         Path, typer.Option("--lengths", metavar="FILE", help="Keys of each sequence: .npy, .parquet or .csv.")
     ],
     queries: Annotated[
-        int | None, typer.Option("--queries", min=1, help="So many queries in each sequence. Default: as many as keys.")
+        int | None,
+        typer.Option(
+            "--queries", min=1, max=2**31 - 1, help="So many queries in each sequence. Default: as many as keys."
+        ),
     ] = None,
     query_lengths: Annotated[
         Path | None, typer.Option("--query-lengths", metavar="FILE", help="Queries of each sequence, as --lengths.")
@@ -50,9 +53,10 @@ def advise(
 
     import numpy as np
 
+    from profiling import gpus
     from profiling.advice import advise as advice_on
     from profiling.lengths import read_lengths
-    from profiling.tiles_measured import tiles_of
+    from profiling.schedules import tiles_to_deal
 
     if queries is not None and query_lengths is not None:
         raise UserError("--queries and --query-lengths: both say how many queries there are; give one")
@@ -71,10 +75,11 @@ def advise(
             "each sequence"
         )
     source = arguments.example(recording)
-    tiles = tiles_of(source)
+    tiles = tiles_to_deal(source)
     shape = replace(tiles.shape, heads=heads, window=(-1, 0) if causal else (-1, -1))
     found = advice_on(tiles, shape, q_lens, kv_lens, sms)
     model = found.model
+    warnings = [*source.warnings(), *gpus.other_gpu(gpu, sms, source.gpu_name, tiles.sms), *found.notes]
     grade = (
         f"modelled: {duration(model.fixed_ns)} a tile + {duration(model.per_column_ns)} a column, fitted to "
         f"{source.title()} (measured; half of its {model.tiles:,} tiles lie within {percent(model.error_p50)}, 95 % "
@@ -100,8 +105,9 @@ def advise(
                 "padded_ns": found.padded_ns,
                 "rows": rows,
                 "choice": found.choice,
+                "fastest": found.fastest,
                 "advice": found.words,
-                "warnings": [*source.warnings(), *found.notes],
+                "warnings": warnings,
             }
         )
         return
@@ -111,5 +117,5 @@ def advise(
         f"be padding; expected {duration(found.padded_ns)} with it"
     )
     printing.table(rows, COLUMNS, title="Expected time by schedule", grade=grade)
-    printing.warnings([*source.warnings(), *found.notes])
+    printing.warnings(warnings)
     printing.line(found.words)

@@ -1,0 +1,106 @@
+"""Files that hold no lengths: each kind is one line that says what was found and what was expected, and no warning."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from profiling.__main__ import main
+from profiling.errors import UserError
+from profiling.lengths import read_lengths
+
+ARRAYS = {
+    "complex": np.array([1 + 2j, 3]),
+    "bool": np.array([True, False]),
+    "dates": np.array(["2020-01-01"], dtype="datetime64[D]"),
+    "spans": np.array([3, 4], dtype="timedelta64[s]"),
+    "text": np.array(["3", "4"]),
+    "bytes": np.array([b"3", b"4"]),
+    "records": np.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")]),
+    "objects": np.array([3, None], dtype=object),
+}
+COLUMNS = {
+    "bool": [True, False],
+    "maybe": pd.array([True, None], dtype="boolean"),
+    "dates": pd.to_datetime(["2020-01-01", "2021-01-01"]),
+    "zoned": pd.to_datetime(["2020-01-01"]).tz_localize("UTC"),
+    "spans": pd.to_timedelta([1, 2]),
+    "text": ["3", "4"],
+}
+
+
+def refused(path, expected: str) -> None:
+    with warnings.catch_warnings(action="error"), pytest.raises(UserError, match=expected):
+        read_lengths(path)
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_an_array_of_another_kind_is_refused_with_its_dtype(kind, tmp_path):
+    np.save(tmp_path / "x.npy", ARRAYS[kind], allow_pickle=True)
+    refused(tmp_path / "x.npy", rf"dtype {re.escape(str(ARRAYS[kind].dtype))}\)?; expected whole numbers, 0 to 2,147")
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_column_of_another_kind_is_refused_with_its_dtype(kind, tmp_path):
+    pd.DataFrame({"n": COLUMNS[kind]}).to_parquet(tmp_path / "x.parquet")
+    refused(tmp_path / "x.parquet", "holds values of dtype .*; expected whole numbers, 0 to 2,147,483,647 tokens")
+
+
+@pytest.mark.parametrize("values", [[b"3", b"4"], [datetime.date(2020, 1, 1)], [[1], [2]]])
+def test_objects_in_a_column_are_no_numbers(values, tmp_path):
+    pd.DataFrame({"n": values}).to_parquet(tmp_path / "x.parquet")
+    refused(tmp_path / "x.parquet", "length 0 .* is not a number; expected whole numbers")
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">f8", "u1", "f2", "u8", np.longdouble])
+def test_numbers_of_every_width_and_order_are_read(dtype, tmp_path):
+    np.save(tmp_path / "x.npy", np.array([3, 4], dtype=dtype))
+    assert read_lengths(tmp_path / "x.npy").tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("content", [b"1\n2\n", b"", b"PK\x03\x04", b"\x80\x04K\x03."])
+def test_a_file_that_is_only_named_npy_gets_no_advice_to_unpickle(content, tmp_path, capsys):
+    (tmp_path / "x.npy").write_bytes(content)
+    assert main(["advise", "--lengths", str(tmp_path / "x.npy")]) == 2
+    error = capsys.readouterr().err
+    assert "does not begin as an .npy file does; write it with numpy.save" in error and error.count("\n") == 1
+    assert "pickle" not in error
+
+
+@pytest.mark.parametrize("values", [[3_000_000_000], [2**64 - 1], [-1], [1.5]])
+def test_the_expectation_names_the_limit(values, tmp_path):
+    np.save(tmp_path / "x.npy", np.array(values))
+    refused(tmp_path / "x.npy", r"length 0 .* expected whole numbers, 0 to 2,147,483,647 tokens")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3;4\n5;6\n", "parted by semicolons"),
+        ("3;4\n", "parted by semicolons"),
+        ("id;length\na;4\nb;5\n", "parted by semicolons"),
+        ("id\tlength\n0\t4\n", "parted by tabs"),
+        ("3|4\n5|6\n", "parted by bars"),
+        ("0 4\n1 5\n", "parted by spaces"),
+        ("length\n1,2\n3,4\n", "lines of more cells than its first"),
+        ("a,b\n1,2,3\n", "lines of more cells than its first"),
+        ("3\n4,5\n", "lines of more cells than its first"),
+        ("n\nTrue\nFalse\n", "holds values of dtype bool"),
+        ("n\nTrue\n3\n", "length 0 .* is True: it is not a number"),
+        ("n\n 5\nfive six\n", "length 1 .* is five six: it is not a number"),
+        ("n\n5 tokens\n", "length 0 .* is 5 tokens: it is not a number"),
+    ],
+)
+def test_lines_that_are_not_parted_by_commas_say_so(text, expected, tmp_path):
+    (tmp_path / "x.csv").write_text(text)
+    refused(tmp_path / "x.csv", expected)
+
+
+def test_a_heading_of_two_words_is_a_heading(tmp_path):
+    (tmp_path / "x.csv").write_text("seq len\n3\n4\n")
+    assert read_lengths(tmp_path / "x.csv").tolist() == [3, 4]

@@ -92,8 +92,8 @@ def _working(recording: Recording) -> np.ndarray:
 def _sms(recording: Recording) -> np.ndarray:
     """The numbers of all gpu.sm_count SMs, int32 rising; of an excerpt those that it has spans of.
 
-    Numbers may have gaps (PTX does not promise otherwise): then the SMs seen are real, and the lowest free numbers stand
-    for those that ran nothing.
+    Numbers may have gaps (PTX does not promise otherwise): then the SMs seen are real, and the lowest free numbers
+    stand for those that ran nothing.
     """
     count = recording.sm_count
     is_seen = np.zeros(np.iinfo(np.int16).max + 1, dtype=bool)

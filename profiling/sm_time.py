@@ -70,7 +70,8 @@ def sm_time(recording: Recording) -> pd.DataFrame:
     Returns:
         A row a (launch, SM): launch int32, sm int32, work_ns, ramp_ns, fetch_ns, tail_ns, unused_ns, total_ns int64
         (the five parts sum to total_ns, the launch's makespan), tiles int64 (different ones), ctas int64.
-        Every SM of gpu.sm_count has a row, of an excerpt each that it has spans of. attrs: basis, grade, title, coverage, warnings.
+        Every SM of gpu.sm_count has a row, of an excerpt each that it has spans of. attrs: basis, grade, title,
+        coverage, warnings.
 
     Raises:
         RecordingError: gpu.sm_count is missing or smaller than the number of SMs seen, or no span is work.

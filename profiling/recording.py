@@ -321,7 +321,7 @@ def _config_warning(recording: Recording) -> list[str]:
 
 def _overhead_warning(recording: Recording) -> list[str]:
     cost = recording.overhead()
-    return [f"recording made the kernel {cost:.1%} slower"] if cost > _LARGE_OVERHEAD else []
+    return [f"recording made the kernel {cost * 100:.1f} % slower"] if cost > _LARGE_OVERHEAD else []
 
 
 def _clock_warning(recording: Recording) -> list[str]:

@@ -57,7 +57,7 @@ def coverage(share: float) -> str:
     """The share of events that were kept, with two decimals; what lost some never reads 100 %."""
     if not math.isfinite(share):
         return "unknown"
-    return "> 99.99%" if 0.99995 <= share < 1 else f"{share:.2%}"
+    return "> 99.99 %" if 0.99995 <= share < 1 else f"{share * 100:.2f} %"
 
 
 def overhead(share: float) -> str:

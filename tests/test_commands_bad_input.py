@@ -188,4 +188,4 @@ def test_coverage_of_a_recording_that_lost_one_event_is_not_100_percent(tmp_path
     with_metadata(path, good, events={"written": 1_000_000, "lost": 1})
     assert main(["show", str(path)]) == 0
     output = capsys.readouterr().out
-    assert "1 event lost, coverage > 99.99%" in output and "100.00%" not in output
+    assert "1 event lost, coverage > 99.99 %" in output and "100.00 %" not in output

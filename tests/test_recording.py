@@ -184,7 +184,7 @@ def test_loss_is_in_coverage_and_warnings() -> None:
     assert lossy.lost == 2
     assert lossy.coverage() == 0.75
     (line,) = lossy.warnings()
-    assert "2 events lost in 2 lanes (3, 17), coverage 75.00%" in line
+    assert "2 events lost in 2 lanes (3, 17), coverage 75.00 %" in line
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_loss_is_in_coverage_and_warnings() -> None:
         ({"clock": {"order_violations": 3}}, "3 spans are out of order"),
         ({"clock": {"sms_median_rate": 2}}, "2 SMs were watched too briefly"),
         ({"clock": {"residual_ns_max": 5000.0}}, "5,000 ns"),
-        ({"durations": {"plain_ns": 100.0, "recorded_ns": 120.0}}, "20.0% slower"),
+        ({"durations": {"plain_ns": 100.0, "recorded_ns": 120.0}}, "20.0 % slower"),
     ],
 )
 def test_warnings(metadata: dict[str, Any], word: str) -> None:

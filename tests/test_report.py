@@ -167,7 +167,7 @@ def test_warnings_stand_beside_the_numbers_and_on_the_figures(tmp_path):
     reader = read(write_report([recording, made("dynamic")], tmp_path))
     lost = next(line for line in recording.warnings() if "lost" in line)
     assert reader.words.count(lost) >= 2  # the comparison and the recording's own section
-    assert "3 events lost (coverage 90.91%), so what caused the tail" in reader.words  # refused, with the reason
+    assert "3 events lost (coverage 90.91 %), so what caused the tail" in reader.words  # refused, with the reason
     own = [figure for name, figure in reader.figures().items() if name.startswith("recording-1")]
     told = [figure for figure in own if "⚠ 3 events lost" in json.dumps(figure, ensure_ascii=False)]
     assert len(told) == len(own) - 1  # all but the lengths, which lost nothing

@@ -81,7 +81,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     if document["interrupted"]:
         lines.append("interrupted: what was measured until then; the same command with --resume goes on")
     if abs(document["drift"] if document["drift"] is not None else math.nan) > DRIFTED:
-        lines.append(f"the full configuration's own time moved by {document['drift']:+.1%} over the run")
+        lines.append(f"the full configuration's own time moved by {document['drift'] * 100:+.1f} % over the run")
     if document["grade"] == "compiled":
         lines.append("no GPU was here: resources are compiled, times modelled where there are any; nothing was run")
     return lines

@@ -218,7 +218,7 @@ def _noise(durations: Sequence[float], metrics: Mapping[str, Metric]) -> tuple[f
         cycles = [metrics[name].value for name in ELAPSED if name in metrics and 0 < metrics[name].value < math.inf]
         found = max(cycles) / min(cycles) - 1 if len(cycles) > 1 else 0.0
         source = "elapsed cycles in different passes" if len(cycles) > 1 else "a least value"
-    return (found, source) if found > LEAST_NOISE else (LEAST_NOISE, f"a least value ({source}: {found:.1%})")
+    return (found, source) if found > LEAST_NOISE else (LEAST_NOISE, f"a least value ({source}: {found * 100:.1f} %)")
 
 
 def _known(values: Sequence[float]) -> list[float]:

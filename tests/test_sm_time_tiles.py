@@ -141,7 +141,7 @@ def test_tile_spans_of_one_launch() -> None:
 @pytest.mark.parametrize("analysis", [tail_tiles, tail_sequences, tile_cost])
 def test_lost_events_are_refused(analysis: Any) -> None:
     lossy = recording([{"tile": 0, "batch": 0}], workload=LENGTHS, events=LOST)
-    with pytest.raises(RecordingError, match=r"1 event lost \(coverage 90.00%\)"):
+    with pytest.raises(RecordingError, match=r"1 event lost \(coverage 90.00 %\)"):
         analysis(lossy)
 
 

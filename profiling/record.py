@@ -79,7 +79,7 @@ def record_launcher(
     if level == "wait" and launcher.roles == ("cta",):
         mend = "on an sm_90 GPU with impl hopper, or at level tile"
         if launcher.deterministic:
-            mend = "at level tile, or without deterministic"
+            mend = "at level tile, or without deterministic on an sm_90 GPU with impl hopper"
         raise UserError(
             f"level wait: the {launcher.impl} {launcher.direction} has no roles that wait for each other; record it "
             f"{mend}"

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from profiling.recording import SCHEMA, Recording
-from profiling.schedules import REPLAY_ERROR, tiles_to_deal, timeline
+from profiling.schedules import REPLAY_ERROR, timeline
+from profiling.tiles_measured import tiles_of
 
 
 def replayed(recording: Recording, schedule: str) -> Recording:
@@ -18,7 +19,7 @@ def replayed(recording: Recording, schedule: str) -> Recording:
         UserError: unknown schedule.
         RecordingError: its tiles cannot be dealt again (see `profiling.tiles_measured.tiles_of`).
     """
-    tiles = tiles_to_deal(recording)
+    tiles = tiles_of(recording)
     dealt = timeline(tiles, schedule)
     ends = np.full(dealt.workers, tiles.ramp_ns)
     np.maximum.at(ends, dealt.worker, dealt.end_ns)

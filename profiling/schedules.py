@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiling.errors import RecordingError, UserError
-from profiling.recording import Recording
-from profiling.text import plain
-from profiling.tiles_measured import Tiles, tiles_of
+from profiling.errors import UserError
+from profiling.tiles_measured import Tiles
 
 SCHEDULES = ("static", "dynamic", "balanced", "balanced-dynamic")
 """From the plainest on: neither counter nor sorting; a counter; a sorted table; both. Not `grid`: what the hardware
@@ -108,23 +106,6 @@ def replay(
     makespan = float(busy.max(initial=0.0)) + dealt.cleared_ns + tiles.ramp_ns
     optimum = makespan / (4 / 3 - 1 / (3 * workers)) if schedule == "balanced-dynamic" else float("nan")
     return Replay(schedule, workers * cluster, makespan, bound, optimum, busy)
-
-
-def tiles_to_deal(recording: Recording) -> Tiles:
-    """As `tiles_of`; tiles that an excerpt leaves out are no fault of the recording's, and are said to be that.
-
-    Raises:
-        RecordingError: as `tiles_of`.
-    """
-    try:
-        return tiles_of(recording)
-    except RecordingError as error:
-        excerpt = recording.get("excerpt")
-        if not excerpt or "were not recorded" not in str(error):
-            raise
-        raise RecordingError(
-            f"{error}: it is an excerpt ({plain(excerpt, 80)}); give a whole recording, as `record` writes it"
-        ) from error
 
 
 @dataclass(frozen=True, eq=False)

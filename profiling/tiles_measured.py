@@ -9,6 +9,7 @@ import numpy as np
 from profiling.errors import RecordingError, UserError
 from profiling.recording import Recording
 from profiling.sm_time import summary
+from profiling.text import plain
 from profiling.tiles import tile_cost
 
 DIRECTIONS = ("forward", "backward")
@@ -111,7 +112,9 @@ def tiles_of(recording: Recording) -> Tiles:
     missing = np.isnan(cost)
     if (missing & (columns > 0)).any():
         lacking = int((missing & (columns > 0)).sum())
-        raise RecordingError(f"{recording.source}: {lacking:,} of {len(cost):,} tiles with work were not recorded")
+        part = recording.get("excerpt")
+        why = f": it is an excerpt ({plain(part, 80)}); give a whole recording, as `record` writes it" if part else ""
+        raise RecordingError(f"{recording.source}: {lacking:,} of {len(cost):,} tiles with work were not recorded{why}")
     if missing.any():
         cost[missing] = _cleared(recording, int(launch["launch"])) / missing.sum()
     return Tiles(

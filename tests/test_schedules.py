@@ -20,7 +20,7 @@ from profiling.cost_model import cost_model, modelled_tiles
 from profiling.errors import RecordingError, UserError
 from profiling.examples import DATA
 from profiling.recording import Recording
-from profiling.schedules import CLEARED_NS, EMPTY_NS, REPLAY_ERROR, SCHEDULES, owners, replay, tiles_to_deal, timeline
+from profiling.schedules import CLEARED_NS, EMPTY_NS, REPLAY_ERROR, SCHEDULES, owners, replay, timeline
 from profiling.tiles_measured import Shape, Tiles, tiles_of
 
 WORKLOADS = ("hsp-loguniform", "hsp-half-empty", "hsp-extreme")
@@ -270,7 +270,7 @@ def test_recordings_that_do_not_hold_what_a_replay_needs_are_refused():
 def test_a_refused_excerpt_is_said_to_be_one_where_that_is_why(path):
     recording = Recording.read(path)
     try:
-        assert len(tiles_to_deal(recording).cost)
+        assert len(tiles_of(recording).cost)
     except RecordingError as error:
         told = "it is an excerpt (CTAs 0 to " in str(error) and "give a whole recording" in str(error)
         assert told == ("were not recorded" in str(error)) and (not told or recording.get("excerpt"))

@@ -56,7 +56,7 @@ def advise(
     from profiling import gpus
     from profiling.advice import advise as advice_on
     from profiling.lengths import read_lengths
-    from profiling.schedules import tiles_to_deal
+    from profiling.tiles_measured import tiles_of
 
     if queries is not None and query_lengths is not None:
         raise UserError("--queries and --query-lengths: both say how many queries there are; give one")
@@ -75,7 +75,7 @@ def advise(
             "each sequence"
         )
     source = arguments.example(recording)
-    tiles = tiles_to_deal(source)
+    tiles = tiles_of(source)
     shape = replace(tiles.shape, heads=heads, window=(-1, 0) if causal else (-1, -1))
     found = advice_on(tiles, shape, q_lens, kv_lens, sms)
     model = found.model

@@ -68,7 +68,8 @@ def schedules(
     """
     from profiling import gpus
     from profiling.compare import compare
-    from profiling.schedules import ON_DEMAND, SCHEDULES, replay, tiles_to_deal
+    from profiling.schedules import ON_DEMAND, SCHEDULES, replay
+    from profiling.tiles_measured import tiles_of
 
     names = [arguments.choice(name, SCHEDULES, "schedule") for name in schedule or SCHEDULES]
     count = arguments.sm_count(gpu, sms)
@@ -77,8 +78,8 @@ def schedules(
     recordings = arguments.read_all(files)
     if len(recordings) > 1 and (obstacles := compare(recordings).obstacles):
         raise UserError(f"schedules: these are not launches of one workload ({obstacles[0]}); give those of one")
-    source, tiles = recordings[0], tiles_to_deal(recordings[0])
-    measured = {recording.schedule: tiles_to_deal(recording).measured_ns for recording in recordings}
+    source, tiles = recordings[0], tiles_of(recordings[0])
+    measured = {recording.schedule: tiles_of(recording).measured_ns for recording in recordings}
     other = gpus.other_gpu(gpu, count, source.gpu_name, tiles.sms)
     changes = _Changes(bool(other), cluster not in (None, tiles.cluster), latency)
     notes = [*other, *_notes(tiles, names, latency, cluster), *_uncompared(recordings, names, changes)]

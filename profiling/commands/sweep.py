@@ -40,16 +40,17 @@ def sweep(
       python -m profiling sweep --gpu B200 --batch 4096 -o sweep.html
     """
     from profiling import gpus
-    from profiling.schedules import REPLAY_ERROR, tiles_to_deal
+    from profiling.schedules import REPLAY_ERROR
     from profiling.sweep import DENSITIES, SHORT, SKEWS, Population
     from profiling.sweep import sweep as run
+    from profiling.tiles_measured import tiles_of
 
     grid = (arguments.numbers(densities, "--densities"), arguments.numbers(skews, "--skews"))
     sms = arguments.sm_count(gpu, sms)
     if output:
         arguments.output_file(output, [".html"])
     source = arguments.example(recording)
-    tiles, population = tiles_to_deal(source), Population(batch, queries, median, longest)
+    tiles, population = tiles_of(source), Population(batch, queries, median, longest)
     with printing.progress() as bar:
         task = bar.add_task("points", total=None)
         table = run(

@@ -101,6 +101,17 @@ def read_low_clock(count, limit):
 
 
 @triton.jit
+def read_wait_clock():
+    """The lower half of %clock64, int32, in every thread.
+
+    A wait's readings go out together in one store, for which ptxas wants them in registers of threads anyway; without
+    a condition no selection stands between a wait and the product behind it. Level wait on the forward of
+    hsp-loguniform, on an H200: +6.8 % and not +7.3 % (14 rounds in turn each).
+    """
+    return tl.inline_asm_elementwise("mov.u32 $0, %clock;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def read_timer(count, limit):
     """%globaltimer where count < limit, ns, int64: one axis for all SMs.
 
@@ -201,9 +212,9 @@ def behind(count, LEVEL: tl.constexpr, AT: tl.constexpr):
 
 @triton.jit
 def begin_wait(count, capacity, LEVEL: tl.constexpr):
-    """When a wait begins, in cycles, of which the lower half will do (level wait); 0 in threads that write nothing."""
+    """When a wait begins, in cycles, of which the lower half will do (level wait)."""
     if LEVEL >= 3:
-        return read_low_clock(count, capacity)
+        return read_wait_clock()
     else:
         return 0
 

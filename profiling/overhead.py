@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("cta", "tile", "wait")
 PROTON = "Proton at waits"
+WAITS = "waits alone"
 
 
 def overhead(
@@ -37,8 +38,9 @@ def overhead(
         A row a level, "off" first: level, median_ns, iqr_ns, change (relative to off), low, high (its 95 % interval),
         words ("no difference" where that says so), events (spans that one launch notes), event_ns (how much longer a
         lane takes, an event of it; NaN without events or a difference), registers (a thread), stack_bytes,
-        shared_bytes, config_hash. With ``proton`` also a row of Proton's scopes at the waits. A backward's times
-        include its small kernels. ``attrs``: title, grade.
+        shared_bytes, config_hash. With ``proton`` also "waits alone", level wait less what level tile costs, and
+        a row of Proton's scopes, which stand at the waits alone. A backward's times include its small kernels.
+        ``attrs``: title, grade.
 
     Raises:
         UserError: no GPU, a workload without rows, unknown schedule, direction or implementation.
@@ -75,6 +77,8 @@ def ledger(
         # As many scopes as the recorder has waits.
         noted = {row["level"]: row["events"] for row in rows}
         events = noted["wait"] - noted["tile"]
+        alone = times["off"] + times["wait"] - times["tile"]
+        rows.append(_row(WAITS, alone, times["off"], events, lanes) | resources_of(launcher, recorders["wait"]))
         row = _row(PROTON, times[PROTON], times["off"], events, lanes)
         rows.append(row | resources_of_run(runs[PROTON]()))
     table = pd.DataFrame(rows)

@@ -20,7 +20,7 @@ from profiling import race as racing  # noqa: E402
 from profiling.__main__ import main  # noqa: E402
 from profiling.bench import WARMUP_RUNS  # noqa: E402
 from profiling.launching import prepare  # noqa: E402
-from profiling.overhead import LEVELS, PROTON, _row, overhead  # noqa: E402
+from profiling.overhead import LEVELS, PROTON, WAITS, _row, overhead  # noqa: E402
 from profiling.recording import Recording  # noqa: E402
 from profiling.turns import take_turns  # noqa: E402
 
@@ -130,7 +130,8 @@ def test_protons_scopes_stand_beside_the_levels_on_the_gpu(direction):
         pytest.skip("roles that wait are sm_90's")
     table = overhead(workloads.get("tiny"), direction=direction, rounds=3, proton=True).set_index("level")
     assert table.loc[PROTON, "events"] == table.loc["wait", "events"] - table.loc["tile", "events"] > 0
-    assert table.loc[PROTON, "median_ns"] > 0
+    assert table.loc[WAITS, "events"] == table.loc[PROTON, "events"]
+    assert table.loc[[WAITS, PROTON], "median_ns"].gt(0).all()
     assert table.loc[PROTON, "shared_bytes"] > table.loc["off", "shared_bytes"], "its ring is not there"
 
 

@@ -30,7 +30,7 @@ def overhead(
     impl: Annotated[str, typer.Option(help=" or ".join(arguments.IMPLEMENTATIONS))] = "auto",
     repeats: Annotated[int, typer.Option(min=3, help="Rounds; in each, every level is timed once.")] = 40,
     proton: Annotated[
-        bool, typer.Option("--proton", help="Beside them Proton's intra-kernel scopes, at the same waits.")
+        bool, typer.Option("--proton", help="Beside them the waits alone, and Proton's scopes there.")
     ] = False,
     json: arguments.Json = False,
 ) -> None:

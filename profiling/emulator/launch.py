@@ -80,6 +80,7 @@ class Source:
             id(instrument.read_timer.fn): self._now,
             id(instrument.read_sm.fn): lambda: world.me().cta.index,
             id(instrument.read_low_clock.fn): self._now,
+            id(instrument.read_wait_clock.fn): self._now,
             id(instrument.start_count.fn): lambda roles: 0,
             id(primitives.one_of_eight.fn): lambda: 1 / 8,
             id(instrument.store_word.fn): self._store_word,
@@ -87,7 +88,7 @@ class Source:
             id(instrument.store_quad.fn): self._store_quad,
         }
 
-    def _now(self, count: int, limit: int) -> int:
+    def _now(self, count: int = 0, limit: int = 1) -> int:
         return STEP_NS * (1 + self.world.steps)
 
     @staticmethod

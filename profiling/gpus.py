@@ -36,12 +36,9 @@ def other_gpu(name: str | None, sms: int | None, recorded: str, recorded_sms: in
     ``name``, ``sms``: the GPU asked for, where it was named, and its number of SMs; None for the recording's.
     """
     if name is not None and not is_recorded(name, recorded):
-        known = next((key for key in SMS if key.lower() == name.lower()), name)
-        number = SMS.get(known, sms)
+        known = _in_table(name) or name
         differs = (
-            f"{number}, as many as {recorded} has: nothing differs"
-            if number == recorded_sms
-            else f"{number} for {recorded_sms}"
+            f"{sms}, as many as {recorded} has: nothing differs" if sms == recorded_sms else f"{sms} for {recorded_sms}"
         )
         return [
             f"tiles cost what they cost on {recorded}, not on {known}: only the number of SMs is {known}'s, {differs}"
@@ -53,15 +50,19 @@ def other_gpu(name: str | None, sms: int | None, recorded: str, recorded_sms: in
     return []
 
 
+def _in_table(name: str) -> str:
+    """The name as the table has it; "" where it is not there."""
+    return next((key for key in SMS if key.lower() == name.lower()), "")
+
+
 def _words(name: str) -> set[str]:
     return set(re.findall("[a-z0-9]+", name.lower()))
 
 
 def sm_count(name: str) -> int:
     """SMs of the GPU of that name, upper or lower case. UserError: the nearest names, or all."""
-    known = {key.lower(): sms for key, sms in SMS.items()}
-    if name.lower() in known:
-        return known[name.lower()]
-    near = difflib.get_close_matches(name.lower(), known, n=2)
+    if known := _in_table(name):
+        return SMS[known]
+    near = difflib.get_close_matches(name.lower(), [key.lower() for key in SMS], n=2)
     names = [key for key in SMS if key.lower() in near] or list(SMS)
     raise UserError(f"gpu: {name!r} is not in the table ({', '.join(names)}); give its number of SMs with --sms")

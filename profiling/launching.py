@@ -137,13 +137,15 @@ def prepare(
 
     ``split`` False: no sequence is cut. ``deterministic``: a backward that adds dQ up in one order; where that takes a
     kernel of its own, this runs behind it and takes no recorder. UserError: no rows, unknown schedule, an
-    implementation that cannot run here.
+    implementation that cannot run here. ValueError: both ``config`` and ``deterministic``, which has one of its own.
     """
     from jfa import attention, toolchain, validation
     from jfa.impl import choice
     from jfa.impl.triton import launch
     from jfa.schedule import AUTO_SCHEDULE
 
+    if config is not None and deterministic:
+        raise ValueError("a deterministic backward has a configuration of its own: leave out config")
     inputs = workload.inputs(device)
     q, k, v = inputs.q, inputs.k, inputs.v
     offsets = (inputs.kv_offsets, inputs.q_offsets)
@@ -199,9 +201,7 @@ def prepare(
         )
     out, lse = forward.run(q, k, v, *offsets, problem, forward_as, launch.Run(schedule, items))
     grad_out = inputs.grad_out.reshape(out.shape)
-    if config is None or kernel == "triton" or deterministic:
-        if config is not None and deterministic:
-            raise ValueError("a deterministic backward has a configuration of its own: leave out config")
+    if config is None or kernel == "triton":
         backward = choice.backward_kernel(kernel, capability, problem, size, deterministic)
     else:
         backward = choice.hopper_backward(cast("Any", config), problem)

@@ -93,12 +93,14 @@ def _expect_commas(table: pd.DataFrame, path: Path) -> None:
 
 
 def _expect_numbers(values: pd.Series, path: Path) -> None:
-    """What pandas would make numbers of, though it is none: nanoseconds of dates, ones of yes, digits of text."""
-    kind, types = values.dtype, pd.api.types
-    wrong = (types.is_bool_dtype, types.is_complex_dtype, types.is_datetime64_any_dtype, types.is_timedelta64_dtype)
-    text = path.suffix != ".csv" and types.is_string_dtype(values)
-    if text or any(is_kind(kind) for is_kind in wrong):
-        raise UserError(f"{path}: holds values of dtype {kind}; {EXPECTED}")
+    """pandas would make numbers of what is none: days of periods, nanoseconds of dates, ones of yes, digits of text."""
+    types = pd.api.types
+    kind = values.dtype.categories.dtype if isinstance(values.dtype, pd.CategoricalDtype) else values.dtype
+    numbers = types.is_numeric_dtype(kind) and not types.is_bool_dtype(kind) and not types.is_complex_dtype(kind)
+    # Of a .csv every cell that is no number is text, and Python's objects may be numbers: each is looked at later.
+    text = types.is_string_dtype(values)
+    if not (numbers or (text if path.suffix == ".csv" else types.is_object_dtype(kind) and not text)):
+        raise UserError(f"{path}: holds values of dtype {values.dtype}; {EXPECTED}")
 
 
 def _read_csv(path: Path) -> pd.DataFrame:

@@ -64,7 +64,7 @@ def sweep(
     sms: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
-    """Expected times of every schedule at every point.
+    """Expected times of every schedule at every point, of values that are given twice once.
 
     Returns:
         A row a (density, skew, schedule): predicted_ns, bound_ns, headroom, gain (against `static` at that point),
@@ -76,7 +76,7 @@ def sweep(
         UserError: a density outside (0, 1], a negative skew, a population without sequences or queries, a median over
             its longest; as `cost_model`.
     """
-    densities, skews = tuple(densities), tuple(skews)
+    densities, skews = tuple(dict.fromkeys(densities)), tuple(dict.fromkeys(skews))
     _check(population, densities, skews)
     model = cost_model(like)
     shape = replace(like.shape, window=(-1, -1))

@@ -12,7 +12,7 @@ TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Files' names without the folder and the suffix that all share; as they are where two would become alike."""
+    """Files' names without suffixes, and without the folder that all share; as they are where two would be alike."""
     paths = [PurePath(source) for source in sources]
     short = [path.stem for path in paths] if len({path.parent for path in paths}) == 1 else list(sources)
     return short if len(set(short)) == len(set(sources)) else list(sources)

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from profiling.__main__ import main  # noqa: E402
-from profiling.ablation import checks, results  # noqa: E402
+from profiling.ablation import results  # noqa: E402
 from profiling.ablation.compare import compare  # noqa: E402
 from profiling.ablation.compiled import modelled_ms  # noqa: E402
 from profiling.ablation.plan import full_setting, make_plan  # noqa: E402
@@ -115,7 +115,7 @@ DAMAGES = [
     (("rows",), "x", 'rows is "x", expected a list'),
     (("rows",), [], "rows is empty, expected a row for each configuration"),
     (row(), GONE, "no row is named 'full', which all others are set against"),
-    (("rows", 2, "name"), "without peel", "two rows are named 'without peel', expected one"),
+    (("rows", 2, "name"), "without peel", "2 rows are named 'without peel', expected one"),
     (("switches",), None, "switches is null, expected a list"),
     (("switches", 1), "x", 'switch 1: is "x", expected an object'),
     (("switches", 1, "what"), GONE, "switch 1 ('split'): what is missing"),
@@ -199,12 +199,27 @@ def test_whatever_is_put_in_a_part_s_place_is_read_or_refused(sound, tmp_path):
     assert passed > 100 and refused > 300
 
 
-@pytest.mark.parametrize("name", [7, ["x"], "..", "../x.parquet", "a\0b", "a" * 5000, "none.parquet"])
-def test_a_damaged_name_of_a_recording_is_a_note_of_the_page(name, sound, tmp_path, capsys):
+NO_NAME = "full: its recording is {}, expected the name of a file in recordings"
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        (7, NO_NAME.format("'7'")),
+        (["x"], "expected the name of a file in recordings"),
+        ("..", "is a folder; expected a recording's Parquet file"),
+        ("../x.parquet", NO_NAME.format("'../x.parquet'")),
+        ("a\0b", NO_NAME.format("'a b'")),
+        ("a" * 5000, "full: "),
+        ("none.parquet", "none.parquet: no such file"),
+    ],
+)
+def test_a_damaged_name_of_a_recording_is_a_note_of_the_page(name, note, sound, tmp_path, capsys):
     folder = kept_in(tmp_path / "r", changed(sound, row("recording"), name))
     (folder / "recordings").mkdir()
     assert main(["ablation-page", str(folder)]) == 0, capsys.readouterr().err
-    assert "full: " in (folder / "report.md").read_text()
+    (said,) = [line for line in (folder / "report.md").read_text().splitlines() if line.startswith("> full: ")]
+    assert note in said
 
 
 def test_what_ablate_writes_passes(tmp_path):
@@ -228,10 +243,6 @@ def test_what_ablate_writes_passes(tmp_path):
         document = results.assemble(plan, "hsp-extreme", *given, {"command": "a test", "gpu": "a GPU"})
         write_report(document, tmp_path)
         assert json.dumps(results.read(tmp_path)) == json.dumps(document)
-
-
-def test_the_parts_that_must_be_there_are_those_that_are_checked():
-    assert {name for name in checks.DOCUMENT.parts if not name.endswith("?")} == set(results.PARTS)
 
 
 @pytest.mark.parametrize(
@@ -293,3 +304,17 @@ def test_foreign_results_are_named_as_foreign(content, more, kept, tmp_path, cap
     error = capsys.readouterr().err
     assert f"holds {foreign}, which no ablation made; give a new or empty folder" in error and error.count("\n") == 1
     assert sorted(entry.name for entry in folder.iterdir()) == names
+
+
+def test_kept_results_that_are_cut_off_are_known_all_the_same(kept, tmp_path, capsys):
+    folder = Path(shutil.copytree(kept, tmp_path / "copy"))
+    text = (folder / results.RESULTS).read_text()
+    (folder / results.RESULTS).write_text(text[: len(text) // 2])
+    assert main([*ABLATE, str(folder)]) == 2
+    assert "holds an ablation's results but not its run.json" in capsys.readouterr().err
+
+
+def test_rows_without_a_name_are_not_two_of_one(sound, tmp_path):
+    document = changed(changed(sound, ("rows", 1, "name"), ""), ("rows", 2, "name"), "")
+    with pytest.raises(UserError, match="2 rows are named '', expected one"):
+        results.read(kept_in(tmp_path / "r", document))

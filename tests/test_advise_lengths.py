@@ -30,6 +30,7 @@ COLUMNS = {
     "dates": pd.to_datetime(["2020-01-01", "2021-01-01"]),
     "zoned": pd.to_datetime(["2020-01-01"]).tz_localize("UTC"),
     "spans": pd.to_timedelta([1, 2]),
+    "days": pd.period_range("2020-01-01", periods=2, freq="D"),
     "text": ["3", "4"],
 }
 

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from synthetic import synthetic_recording
 
+from profiling import examples
 from profiling.__main__ import main
 from profiling.commands import COMMANDS
 from profiling.commands.arguments import SCHEDULES
@@ -345,3 +346,13 @@ def test_record_then_show_on_the_gpu(program, tmp_path):
         found = json.loads(fine(program("show", path, "--json")))
         assert found["grade"] == "measured"
         assert np.isfinite(found["launches"][0]["headroom"])
+
+
+def test_an_excerpt_without_its_number_of_ctas_names_its_own(tmp_path, capsys):
+    made = Recording.read(examples.DATA / "waits" / "loguniform-200_forward_alone.parquet")
+    own = made.events["cta"].nunique()
+    for kernel, words in ((made.metadata["kernel"], f"by {own} of 132 CTAs at"), ({}, f"by {own} CTAs at")):
+        shown = {key: value for key, value in made.metadata["kernel"].items() if kernel or key != "num_ctas"}
+        Recording(made.events, made.metadata | {"kernel": shown}).write(tmp_path / "e.parquet")
+        assert main(["show", str(tmp_path / "e.parquet")]) == 0
+        assert words in " ".join(capsys.readouterr().out.split())

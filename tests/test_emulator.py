@@ -26,6 +26,7 @@ from shapes import Case  # noqa: E402
 
 from jfa.impl.hopper import backward, dq, forward, primitives, resident  # noqa: E402
 from profiling.emulator import EmulationError  # noqa: E402
+from profiling.emulator.launch import EmulatedKernel  # noqa: E402
 
 one_thread = real.one_thread
 SEEDS = range(20)
@@ -170,3 +171,8 @@ def test_lines_that_are_gone_are_not_taken_for_a_fault_that_was_caught():
         pass
     with pytest.raises(AssertionError, match="did not read"), faulty((toy.product,), '-tlx.fence("async_shared")'):
         pass
+
+
+def test_ctas_that_make_no_whole_cluster_are_refused():
+    with pytest.raises(ValueError, match="3 CTAs are no whole number of clusters of 2"):
+        EmulatedKernel(forward.jfa_forward_hopper)[(3,)](ctas_per_cga=(2, 1, 1))

@@ -145,6 +145,9 @@ def test_roles_can_be_chosen_and_baselines_shown(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "verdict: mma0 and mma1 compute for" in out and "in b" in out and "not comparable" not in out
     assert "load" not in out.split("Where each role's time went")[1].split("measured")[0].split("Who was late")[0]
+    assert main(["waits", str(file), "--role", "mma0", "--baseline", str(other), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {row["role"] for part in ("waits", "late", "roles", "baseline") for row in document[part]} == {"mma0"}
     assert main(["waits", str(file), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["lost"]["barrier"] == "k_full" and document["lost"]["tensor"] is None
@@ -170,6 +173,8 @@ def test_a_baseline_of_another_launch_is_said_first_and_warns(tmp_path, capsys, 
     assert main(["waits", str(file), "--baseline", str(other)]) == 0
     out = capsys.readouterr().out
     assert out.index(words) < out.index("Where each role's time went")
+    warned = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert ("excerpt" in change) == any(line.startswith(f"warning: {other}: an excerpt") for line in warned)
     assert main(["waits", str(file), "--baseline", str(other), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert any(words.split(": ", 1)[1] in line for line in document["baseline_differs"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -113,8 +114,9 @@ def check(document: Mapping[str, Any]) -> None:
         raise UserError("rows is empty, expected a row for each configuration")
     if "full" not in names:
         raise UserError("no row is named 'full', which all others are set against")
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise UserError(f"two rows are named {plain(twice, 60)!r}, expected one")
+    often, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{times} rows are named {plain(often, 60)!r}, expected one")
 
 
 def _check_each(noun: str, kind: Kind, entries: list[Any]) -> None:

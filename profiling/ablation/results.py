@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from profiling.ablation.checks import check
+from profiling.ablation.checks import DOCUMENT, check
 from profiling.ablation.effects import drift, effect
 from profiling.ablation.plan import Plan, dq_of
 from profiling.ablation.run import Measured, described
@@ -19,7 +19,6 @@ from profiling.text import plain
 
 SCHEMA = 1
 RESULTS, SAMPLES = "results.json", "samples.parquet"
-PARTS = ("workload", "impl", "direction", "grade", "interrupted", "drift", "environment", "switches", "rows")
 AGAIN = "make it again with `ablate`"
 
 
@@ -143,7 +142,7 @@ def read(folder: Path) -> dict[str, Any]:
     if (schema := document.get("schema")) != SCHEMA or type(schema) is not int:
         said = plain(json.dumps(schema), 40)
         raise UserError(f"{path}: schema is {said}, this version reads {SCHEMA} (a number); {AGAIN}")
-    if lacking := [name for name in PARTS if name not in document]:
+    if lacking := [name for name in DOCUMENT.parts if not name.endswith("?") and name not in document]:
         raise UserError(f"{path}: is not whole, {', '.join(lacking)} missing; {AGAIN}")
     try:
         check(document)
@@ -153,11 +152,18 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def is_there(folder: Path) -> bool:
-    """Whether the folder holds an ablation's results, whole or not."""
+    """Whether the folder holds an ablation's results, or what is left of them: a file that is no JSON, and samples."""
     try:
-        return bool(_ablation(folder / RESULTS))
-    except (OSError, UserError):
+        document = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    except OSError:
         return False
+    except (ValueError, RecursionError):
+        return (folder / SAMPLES).exists()
+    return _is_ablation(document)
+
+
+def _is_ablation(document: Any) -> bool:
+    return isinstance(document, dict) and document.get("kind") == "ablation"
 
 
 def _ablation(path: Path) -> dict[str, Any]:
@@ -167,7 +173,7 @@ def _ablation(path: Path) -> dict[str, Any]:
         written(document).encode()  # half a surrogate pair can be read and not written again
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is no JSON ({error}); {AGAIN}") from None
-    if not isinstance(document, dict) or document.get("kind") != "ablation":
+    if not _is_ablation(document):
         raise UserError(f'{path}: is not of an ablation, its kind is not "ablation"; give a folder of `ablate`')
     return document
 

@@ -100,7 +100,8 @@ def _facts(recording: "Recording") -> Iterator[tuple[str, str]]:
     ctas = recording.get("kernel.num_ctas")
     by = f" by {count(ctas, 'CTA')}" if isinstance(ctas, int) else ""
     if recording.get("excerpt"):
-        by = f" by {len(set(recording.events['cta'])):,} of {ctas} CTAs"
+        own = recording.events["cta"].nunique()
+        by = f" by {own:,} of {count(ctas, 'CTA')}" if isinstance(ctas, int) else f" by {count(own, 'CTA')}"
     spans = count(len(recording.events), "span")
     yield "recorded", f"{spans}{by} at level {recording.level}, {count(recording.launches, 'launch', 'launches')}"
     share = coverage(recording.coverage())

@@ -81,7 +81,7 @@ def waits(
     roles = list(dict.fromkeys(parts["role"]))
     if role is not None:
         arguments.choice(role, roles, "role")
-    before = _baseline(Recording.read(baseline), recording) if baseline else None
+    before = _baseline(Recording.read(baseline), recording, role) if baseline else None
     table, blame = table_of(recording), late(recording, role)
     if role is not None:
         parts, table = parts[parts["role"] == role], table[table["role"] == role]
@@ -158,11 +158,13 @@ def _print(
         printing.line(words)
 
 
-def _baseline(before: "Recording", recording: "Recording") -> Baseline:
+def _baseline(before: "Recording", recording: "Recording", role: str | None) -> Baseline:
     from profiling.compare import unlike
     from profiling.waits import role_time
 
-    return Baseline(before, role_time(before), *unlike([recording, before]))
+    parts = role_time(before)
+    own = parts if role is None else parts[parts["role"] == role]
+    return Baseline(before, own, *unlike([recording, before]))
 
 
 def _say_unlike(before: Baseline) -> None:
@@ -170,7 +172,7 @@ def _say_unlike(before: Baseline) -> None:
         printing.line(f"not comparable: {words}; the shares are of unlike launches")
     for words in before.differences:
         printing.line(f"note: {words}")
-    printing.warnings_of([before.recording], lambda one: one.source)
+    printing.warnings(f"{before.recording.source}: {words}" for words in before.recording.warnings())
 
 
 def _of_the_tensor_pipe(lost: "LostTime") -> list[str]:

@@ -48,6 +48,8 @@ class EmulatedKernel:
         given = {name: value for name, value in named.items() if name in parameters}
         values = [Pointer.to(value) if isinstance(value, Tensor) else value for value in arguments]
         count = math.prod(grid)
+        if count % cluster:
+            raise ValueError(f"{count} CTAs are no whole number of clusters of {cluster}")
         for first in random.Random(self.seed).sample(range(0, count, cluster), count // cluster):
             world = World(self.seed + first)
             made = Source(world)

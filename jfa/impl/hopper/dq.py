@@ -5,16 +5,17 @@ one at a time. A part's elements stand in the order in which a warpgroup's threa
 then a thread's go to shared memory 16 bytes at a time, each where another's do not wait for it, and memory gets whole
 lines. Row by row, as tensors lie, pairs of threads write to the same banks: on an H200 the backward of dense-1024 made
 482 TFLOP/s that way and 504 this way (11 runs in turn, of which only medians were kept). In the very order of a
-thread's registers a step needs 24 moves less, but its eight stores then come one after the other: +2 % on dense-1024,
-+3 % on dense-2048. Added from registers, without shared memory, by red.v4.f32: +14 % and +18 %.
+thread's registers a step has 24 moves fewer, and the backward of dense-1024 took 2 % longer, that of dense-2048 3 %.
+Added from registers, without shared memory, by red.v4.f32: 14 % and 18 % longer.
 
 Rounding is a pass of its own. Tried likewise: that the last tile of a sequence rounds its dQ, as long as that is in
 the L2 cache. A tile then waits for its additions and counts itself, and more is spilled: 454 TFLOP/s against 506 with
 the pass. Or that the load role rounds, a few pieces a step between its loads, what tiles of a few rounds before
 completed and counted (91 % of the blocks of dense-1024): the pass fell from 603 to 47 µs, and the kernel took 7,776 µs
 instead of 6,850. Loads came as early as before, but a compute warpgroup, beside whose warps the rounding ran, worked
-13 % longer. Zeroing is a pass too. Done by the load role instead, for tiles two rounds ahead: −1.0 % on dense-1024,
-where no zeroing at all would give −4.4 %, and +2.3 % on dense-2048. All are in reports/backward-limits-h200.json.
+13 % longer. Zeroing is a pass too. Done by the load role instead, for tiles two rounds ahead: −1.0 % of the time on
+dense-1024, where no zeroing at all would give −4.4 %, and +2.3 % on dense-2048. Of all but the first two trials the
+times are in reports/backward-limits-h200.json.
 """
 
 from __future__ import annotations

@@ -279,6 +279,7 @@ def compile_hopper_backward(
     """The backward for sm_90 as its launch would compile it."""
     from jfa.impl.hopper.backward import jfa_backward_hopper
     from jfa.impl.hopper.dq import LINE
+    from jfa.impl.hopper.statistics import COLUMNS
 
     def ragged(block: int, width: int = dim, of: str = kind) -> str:
         return f"tensordesc<{of}[1, 1, {block}, {width}]>"
@@ -289,7 +290,8 @@ def compile_hopper_backward(
         "dq_desc": f"tensordesc<fp32[{config.block_q * dim // 2 // config.dq_slices // LINE}, {LINE}]>",
         **dict.fromkeys(("dk_desc", "dv_desc"), ragged(config.block_kv // 2)),
         **dict.fromkeys(("dk", "dv"), f"*{kind}"),
-        **dict.fromkeys(("stat_lse", "stat_delta"), "*fp32"),
+        "stat_desc": f"tensordesc<bf16[{config.block_q}, {COLUMNS}]>",
+        "taker_desc": f"tensordesc<bf16[{config.block_kv // 2}, {COLUMNS}]>",
         **dict.fromkeys(("kv_offsets", "pairs", "counts", "counter"), "*i32"),
         **dict.fromkeys(("batch_count", "heads_kv", "q_uniform", "stat_rows", "total_kv"), "i32"),
         **dict.fromkeys(("before", "after", "capacity"), "i32"),

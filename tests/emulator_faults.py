@@ -438,7 +438,7 @@ FAULTS = {
         "fewer-bytes-than-come": (
             STUCK,
             """
-            -tlx.barrier_expect_bytes(q_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype) + BLOCK_Q * 4)
+            -tlx.barrier_expect_bytes(q_full[stage], BLOCK_Q * (DIM * tlx.size_of(dtype) + _COLUMNS * 2))
             +tlx.barrier_expect_bytes(q_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype))
             """,
         ),

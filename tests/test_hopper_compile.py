@@ -27,9 +27,8 @@ from hypothesis import strategies as st  # noqa: E402
 from test_tables import side  # noqa: E402
 
 from jfa.config import HopperBackwardConfig, HopperForwardConfig, HopperResidentConfig, hopper_forward_config  # noqa: E402
-from jfa.impl.hopper import backward as hopper_backward  # noqa: E402
 from jfa.impl.hopper import forward as hopper  # noqa: E402
-from jfa.impl.hopper import merge, primitives, resident, tune  # noqa: E402
+from jfa.impl.hopper import merge, primitives, resident, statistics, tune  # noqa: E402
 from jfa.impl.triton import launch, tables  # noqa: E402
 from jfa.schedule import PART_SHIFT, Lengths  # noqa: E402
 from jfa.validation import Problem  # noqa: E402
@@ -96,10 +95,10 @@ def test_it_fits_and_wgmma_runs_asynchronously(facts, name):
     assert re.search(r"Used (\d+) registers", fact["ptxas"])[1] == ("128" if resident else "168")
     backward = name.startswith("backward") and not name.endswith("d64")
     none = name.endswith("d64") or name == "resident-pair"
-    assert fact["stack"] <= (0 if none else 120 if backward else 80)
+    assert fact["stack"] <= (0 if none else 144 if backward else 80)
     assert fact["reallocated_to"].count(str(config.registers)) == groups, "setmaxnreg was dropped"
     assert len(fact["loop_spills"]) == groups, "a loop over keys for each warpgroup"
-    few = 20 if name == "backward-wait" else 9 if backward else 3 if re.search("causal|window|tile|wait", name) else 0
+    few = 20 if name == "backward-wait" else 10 if backward else 3 if re.search("causal|window|tile|wait", name) else 0
     few = 0 if name == "backward-plain" else few
     assert max(fact["loop_spills"]) <= few
 
@@ -414,55 +413,97 @@ def test_merged_parts_are_the_whole(device, kv_lens, q_len, split):
     torch.testing.assert_close(lse.cpu(), expected_lse, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=30)
-@given(
-    q_lens=st.lists(st.integers(0, 150), min_size=1, max_size=7),
-    keyless=st.integers(0, 127),
-    broadcast=st.booleans(),
-    gradient=st.booleans(),
-    pad=st.sampled_from([64, 128, 256]),
-)
-def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, keyless, broadcast, gradient, pad):
-    """Each row's lse and delta where the backward looks for them, and what weighs nothing behind them.
+ROWS_TO_SUM_UP = {
+    "q_lens": st.lists(st.integers(0, 150), min_size=1, max_size=7),
+    "keyless": st.integers(0, 127),
+    "broadcast": st.booleans(),
+    "gradient": st.booleans(),
+}
+"""``keyless``: a bit a sequence, of those without keys, whose statistics the backward does not look for."""
 
-    ``keyless``: a bit a sequence, of those without keys, which the backward does not look for.
-    """
-    heads, dim, block = 2, 64, 64
-    batch = len(q_lens)
-    lens = [q_lens[0]] * batch if broadcast else q_lens
-    total = sum(lens)
-    asked = problem(
-        lens[0] if broadcast else 0, [1] * batch, heads, broadcast_q=broadcast, total_q=total, max_q_len=max(lens)
-    )
-    generator = torch.Generator().manual_seed(0)
-    out, grad = (torch.randn(total, heads, dim, generator=generator) for _ in range(2))
-    lse, grad_lse = (torch.randn(heads, total, generator=generator) for _ in range(2))
-    blind = torch.rand(heads, total, generator=generator) < 0.2
-    lse[blind], grad_lse[blind] = -torch.inf, torch.nan
-    kv_lens = [1 - (keyless >> sequence & 1) for sequence in range(batch)]
-    offsets, kv_offsets = (
-        torch.tensor(np.concatenate([[0], np.cumsum(of)]), dtype=torch.int32, device=device) for of in (lens, kv_lens)
-    )
-    stats = hopper_backward.statistics(
-        grad.to(device), grad_lse.to(device) if gradient else None, out.to(device), lse.to(device), kv_offsets,
-        None if broadcast else offsets, asked, block, pad, launch.Run("static", tables.Items(offsets, offsets)),
-    )  # fmt: skip
-    delta = (out * grad).sum(-1).T - (grad_lse if gradient else 0.0)
+
+class Rows:
+    """Rows of sequences with what their statistics are made of, some of which see nothing."""
+
+    heads, dim = 2, 64
+
+    def __init__(self, q_lens, keyless, broadcast, gradient, device, scale=None):
+        batch = len(q_lens)
+        self.lens = [q_lens[0]] * batch if broadcast else q_lens
+        total = sum(self.lens)
+        self.problem = problem(
+            self.lens[0] if broadcast else 0, [1] * batch, self.heads, broadcast_q=broadcast, total_q=total,
+            max_q_len=max(self.lens), **({} if scale is None else {"scale": scale}),
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(0)
+        out, grad = (torch.randn(total, self.heads, self.dim, generator=generator) for _ in range(2))
+        self.lse, grad_lse = (torch.randn(self.heads, total, generator=generator) for _ in range(2))
+        self.blind = torch.rand(self.heads, total, generator=generator) < 0.2
+        self.lse[self.blind], grad_lse[self.blind] = -torch.inf, torch.nan
+        self.delta = (out * grad).sum(-1).T - (grad_lse if gradient else 0.0)
+        self.kv_lens = [1 - (keyless >> sequence & 1) for sequence in range(batch)]
+        offsets, kv_offsets = (
+            torch.tensor(np.concatenate([[0], np.cumsum(of)]), dtype=torch.int32, device=device)
+            for of in (self.lens, self.kv_lens)
+        )
+        self.given = (
+            grad.to(device), grad_lse.to(device) if gradient else None, out.to(device), self.lse.to(device), kv_offsets,
+            None if broadcast else offsets, self.problem,
+        )  # fmt: skip
+        self.run = launch.Run("static", tables.Items(offsets, offsets))
+
+
+@settings(max_examples=30)
+@given(**ROWS_TO_SUM_UP, pad=st.sampled_from([64, 128, 256]))
+def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, keyless, broadcast, gradient, pad):
+    """Each row's lse and delta where the backward looks for them, and what weighs nothing behind them."""
+    rows, block = Rows(q_lens, keyless, broadcast, gradient, device), 64
+    stats = statistics.numbers(*rows.given, block, pad, rows.run)
     expected = torch.stack([torch.full_like(stats[0].cpu(), torch.inf), torch.zeros_like(stats[0].cpu())])
-    for sequence, length in enumerate(lens):
-        start = sum(lens[:sequence])
-        at = sequence * -(-lens[0] // pad) * pad if broadcast else (start // block + sequence) * block
+    for sequence, length in enumerate(rows.lens):
+        start = sum(rows.lens[:sequence])
+        at = sequence * -(-rows.lens[0] // pad) * pad if broadcast else (start // block + sequence) * block
         own = slice(start, start + length)
+        blind = rows.blind[:, own]
         assert (expected[0, :, at : at + length] == torch.inf).all(), "two sequences share a place"
-        expected[0, :, at : at + length] = torch.where(blind[:, own], torch.inf, lse[:, own] / np.log(2))
-        expected[1, :, at : at + length] = torch.where(blind[:, own], 0.0, delta[:, own])
-        if not kv_lens[sequence]:
-            behind = (sequence + 1) * -(-lens[0] // pad) * pad if broadcast else (sequence + 1) * block
+        expected[0, :, at : at + length] = torch.where(blind, torch.inf, rows.lse[:, own] / np.log(2))
+        expected[1, :, at : at + length] = torch.where(blind, 0.0, rows.delta[:, own])
+        if not rows.kv_lens[sequence]:
+            behind = (sequence + 1) * -(-rows.lens[0] // pad) * pad if broadcast else (sequence + 1) * block
             if not broadcast:
                 behind += (start + length) // block * block
-            behind = expected.shape[2] if sequence + 1 == batch else behind
+            behind = expected.shape[2] if sequence + 1 == len(rows.lens) else behind
             expected[:, :, at:behind] = stats[:, :, at:behind].cpu()  # whatever was there
     torch.testing.assert_close(stats.cpu(), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@settings(max_examples=30)
+@given(**ROWS_TO_SUM_UP, scale=st.sampled_from([0.0, 1e-46, 0.125, 3.0]), takers=st.sampled_from([16, 64]))
+def test_a_product_takes_the_statistics_as_they_are(device, q_lens, keyless, broadcast, gradient, scale, takers):
+    """Columns times takers give −lse / scale and −delta, whose numbers a launch of its own gives."""
+    rows, block = Rows(q_lens, 0, broadcast, gradient, device, scale), 64
+    lse, delta = statistics.numbers(*rows.given, block, block, rows.run).cpu()
+    found = statistics.columns(*rows.given, block, takers, rows.run)
+    assert found.stats.shape == (2 * takers + rows.heads * found.rows, statistics.COLUMNS)
+    if not found.rows:
+        return
+    stats = found.stats.cpu().float()
+    taken = (stats[2 * takers :].double() @ stats[: 2 * takers].double().T).reshape(*lse.shape, 2, takers)
+    assert (taken == taken[..., :1]).all(), "takers differ from row to row"
+    nothing = lse == torch.inf
+    assert (taken[..., 0, 0][nothing] < -1e38).all() and (taken[..., 1, 0][nothing] == 0).all()
+    one = max(scale, statistics.LEAST_SCALE)
+    scores = torch.where(nothing, 0.0, taken[..., 0, 0] * one * launch.LOG2_E)
+    torch.testing.assert_close(scores, -torch.where(nothing, 0.0, lse).double(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(taken[..., 1, 0], -delta.double(), rtol=1e-6, atol=1e-6)
+
+
+def test_more_rows_than_a_descriptor_counts_are_refused():
+    """Before anything is allocated: 2^25 one-row sequences, each padded to 64, of one head are one row too many."""
+    asked = problem(1, [1] * 4, 1, total_q=4)
+    many = dataclasses.replace(asked, batch=2**25, total_q=2**25, broadcast_q=True, q_len=1)
+    with pytest.raises(ValueError, match=r"1 heads of 2147483648 query rows .* split the batch, or pass impl='triton'"):
+        statistics.columns(*(None,) * 6, many, 64, 64, launch.Run("static", None))
 
 
 if __name__ == "__main__":

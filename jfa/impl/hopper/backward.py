@@ -17,7 +17,7 @@ from torch import Tensor
 from jfa import instrument, lanes, schedule, toolchain
 from jfa.config import HopperBackwardConfig
 from jfa.impl.hopper import dq as summing
-from jfa.impl.hopper import left_out
+from jfa.impl.hopper import left_out, statistics
 from jfa.impl.hopper import primitives as hopper
 from jfa.impl.triton import backward as baseline
 from jfa.impl.triton import launch, primitives
@@ -26,7 +26,7 @@ from jfa.validation import Problem
 ROLES = ("load", "mma0", "mma1")
 _ROLES = tl.constexpr(len(ROLES))
 _SLOTS = tl.constexpr(4)
-_LOG2_E = tl.constexpr(launch.LOG2_E)
+_COLUMNS = tl.constexpr(statistics.COLUMNS)
 _ITEM_FULL = tl.constexpr(lanes.WAITS["item_full"])
 _ITEM_EMPTY = tl.constexpr(lanes.WAITS["item_empty"])
 _Q_FULL = tl.constexpr(lanes.WAITS["q_full"])
@@ -102,8 +102,8 @@ def jfa_backward_hopper(
     dv_desc,
     dk,
     dv,
-    stat_lse,
-    stat_delta,
+    stat_desc,
+    taker_desc,
     q_offsets,
     kv_offsets,
     pairs,
@@ -138,8 +138,7 @@ def jfa_backward_hopper(
 ):
     """``before`` and ``after`` are the window as keys see queries.
 
-    stat_lse (in log2 units, +inf for rows that do not exist or see nothing: their weights are 0), stat_delta: float32
-    (H, stat_rows), padded as `dq.stat_row` says.
+    stat_desc, taker_desc: blocks of BLOCK_Q and of BLOCK_KV / 2 rows of `statistics.Columns`.
     """
     HALF: tl.constexpr = BLOCK_KV // 2
     WIDTH: tl.constexpr = DIM // 2
@@ -150,8 +149,9 @@ def jfa_backward_hopper(
     v_tile = tlx.local_alloc((BLOCK_KV, DIM), dtype, 1)
     q_tiles = tlx.local_alloc((BLOCK_Q, DIM), dtype, STAGES)
     do_tiles = tlx.local_alloc((BLOCK_Q, DIM), dtype, STAGES)
-    lse_rows = tlx.local_alloc((BLOCK_Q,), tl.float32, STAGES)
-    delta_rows = tlx.local_alloc((BLOCK_Q,), tl.float32, STAGES)
+    stat_tiles = tlx.local_alloc((BLOCK_Q, _COLUMNS), tl.bfloat16, STAGES)
+    takers = tlx.local_alloc((HALF, _COLUMNS), tl.bfloat16, 2)
+    takers_full = tlx.alloc_barriers(num_barriers=1, arrive_count=1)
     ds_tile = tlx.local_alloc((BLOCK_KV, BLOCK_Q), dtype, 1)
     # Where dQ is staged, dV and dK are too, when a tile ends: a warpgroup's part holds PLACES slices of dQ, or
     # OUT_PLACES tiles of dV, of which it uses the first.
@@ -190,6 +190,9 @@ def jfa_backward_hopper(
             lane, noted = instrument.open_lane(recorder, own * _ROLES, capacity, LEVEL, True)
             tile = own
             turn = 0
+            tlx.barrier_expect_bytes(takers_full[0], 2 * HALF * _COLUMNS * 2)
+            tlx.async_descriptor_load(taker_desc, takers[0], [0, 0], takers_full[0])
+            tlx.async_descriptor_load(taker_desc, takers[1], [HALF, 0], takers_full[0])
             seen = 0  # tiles that some query sees: those whose K and V are loaded
             loaded = 0
             batch = 0
@@ -201,7 +204,7 @@ def jfa_backward_hopper(
                     o_rows = tl.load(q_offsets + batch_count).to(tl.int32)
                     q_rows = o_rows
                 hot_q, hot_o = hopper.hot_row(own, q_rows, BLOCK_Q), hopper.hot_row(own, o_rows, BLOCK_Q)
-                hot_stat = tl.full((), 0, tl.int64)
+                hot_stat = 0
             if tile < tile_count:
                 batch = tl.load(pairs + 2 * (tile // heads_kv))
                 block = tl.load(pairs + 2 * (tile // heads_kv) + 1)
@@ -251,8 +254,7 @@ def jfa_backward_hopper(
                 for step in range(steps * group):
                     stage, phase = _turn_of(loaded, STAGES)
                     column = q_head * DIM
-                    stat = tl.full((), 0, tl.int64) + q_head
-                    stat = stat * stat_rows + stats + row
+                    stat = q_head * stat_rows + stats + row
                     q_origin, o_origin = q_start, o_start
                     if LEAVE_OUT == _LOADS:
                         q_origin, o_origin, column = hot_q - row, hot_o - row, 0
@@ -260,12 +262,12 @@ def jfa_backward_hopper(
                         hot_stat = tl.where(loaded == 0, stat, hot_stat)
                         stat = hot_stat
                     noted = hopper.wait(q_empty[stage], phase ^ 1, lane, noted, capacity, _Q_EMPTY, stage, named, LEVEL)
-                    tlx.barrier_expect_bytes(q_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype) + BLOCK_Q * 4)
+                    tlx.barrier_expect_bytes(q_full[stage], BLOCK_Q * (DIM * tlx.size_of(dtype) + _COLUMNS * 2))
                     tlx.async_descriptor_load(
                         q_desc, tlx.local_reshape(q_tiles[stage], [1, 1, BLOCK_Q, DIM]),
                         hopper.ragged(q_origin, q_len, row, column), q_full[stage],
                     )  # fmt: skip
-                    tlx.async_load(stat_lse + stat, lse_rows[stage], bulk=True, barrier=q_full[stage])
+                    tlx.async_descriptor_load(stat_desc, stat_tiles[stage], [2 * HALF + stat, 0], q_full[stage])
                     if step == 0:
                         noted = hopper.wait(
                             v_empty[0], (seen & 1) ^ 1, lane, noted, capacity, _V_EMPTY, -1, named, LEVEL
@@ -274,12 +276,11 @@ def jfa_backward_hopper(
                     noted = hopper.wait(
                         do_empty[stage], phase ^ 1, lane, noted, capacity, _DO_EMPTY, stage, named, LEVEL
                     )
-                    tlx.barrier_expect_bytes(do_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype) + BLOCK_Q * 4)
+                    tlx.barrier_expect_bytes(do_full[stage], BLOCK_Q * DIM * tlx.size_of(dtype))
                     tlx.async_descriptor_load(
                         do_desc, tlx.local_reshape(do_tiles[stage], [1, 1, BLOCK_Q, DIM]),
                         hopper.ragged(o_origin, q_len, row, column), do_full[stage],
                     )  # fmt: skip
-                    tlx.async_load(stat_delta + stat, delta_rows[stage], bulk=True, barrier=do_full[stage])
                     loaded += 1
                     if step == 0:
                         next_tile = primitives.next_tile(tile, turn + 1, counter, tile_count, DEAL)
@@ -325,6 +326,8 @@ def jfa_backward_hopper(
             k_half = tlx.local_slice(k_tile[0], [0, wg * WIDTH], [BLOCK_KV, WIDTH])
             v_own = tlx.local_slice(v_tile[0], [wg * HALF, 0], [HALF, DIM])
             ds_own = tlx.local_slice(ds_tile[0], [wg * HALF, 0], [HALF, BLOCK_Q])
+            takes_lse, takes_delta = takers[0], takers[1]
+            tlx.barrier_wait(takers_full[0], 0)
             while tile >= 0:
                 begun = noted
                 instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2)
@@ -362,7 +365,8 @@ def jfa_backward_hopper(
                     if total > 0:
                         stage, phase = _turn_of(used, STAGES)
                         noted = hopper.wait(q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL)
-                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]))
+                        scores = tlx.async_dot(takes_lse, tlx.local_trans(stat_tiles[stage]))
+                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]), scores)
                         scores = tlx.async_dot_wait(0, scores)
                 for step in range(total):
                     q_head = head * group + step // steps
@@ -370,15 +374,16 @@ def jfa_backward_hopper(
                     stage, phase = _turn_of(used, STAGES)
                     if not PREFETCH:
                         noted = hopper.wait(q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL)
-                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]))
+                        scores = tlx.async_dot(takes_lse, tlx.local_trans(stat_tiles[stage]))
+                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]), scores)
                     if step == 0:
                         noted = hopper.wait(v_full[0], seen & 1, lane, noted, capacity, _V_FULL, -1, tile, LEVEL)
                     noted = hopper.wait(do_full[stage], phase, lane, noted, capacity, _DO_FULL, stage, tile, LEVEL)
-                    dp = tlx.async_dot(v_own, tlx.local_trans(do_tiles[stage]))
+                    dp = tlx.async_dot(takes_delta, tlx.local_trans(stat_tiles[stage]))
+                    dp = tlx.async_dot(v_own, tlx.local_trans(do_tiles[stage]), dp)
                     if not PREFETCH:
                         scores = tlx.async_dot_wait(1, scores)
-                    lse = tlx.local_load(lse_rows[stage])
-                    p = scores * score_scale - lse[None, :]
+                    p = scores * score_scale
                     if LEAVE_OUT != _EXP:
                         p = tl.exp2(p)
                     if MASKED:
@@ -397,8 +402,7 @@ def jfa_backward_hopper(
                     dp = tlx.async_dot_wait(1, dp)
                     if step + 1 == total:
                         tlx.barrier_arrive(v_empty[0], 1)
-                    delta = tlx.local_load(delta_rows[stage])
-                    ds = (p * (dp - delta[None, :])).to(dtype)
+                    ds = (p * dp).to(dtype)
                     noted = hopper.wait(ds_empty[0], (used & 1) ^ 1, lane, noted, capacity, _DS_EMPTY, -1, tile, LEVEL)
                     tlx.local_store(ds_own, ds)
                     tlx.fence("async_shared")
@@ -419,7 +423,9 @@ def jfa_backward_hopper(
                         dk_acc = tlx.async_dot_wait(1, dk_acc)
                         if more:
                             tlx.barrier_arrive(q_empty[stage], 1)
-                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage_ahead]))
+                        # For nothing behind the last step; a branch around it took 1 % longer (dense-1024, dense-2048).
+                        scores = tlx.async_dot(takes_lse, tlx.local_trans(stat_tiles[stage_ahead]))
+                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage_ahead]), scores)
                         dq = tlx.async_dot_wait(1, dq)
                         tlx.barrier_arrive(ds_empty[0], 1)
                         if hopper.happens(batch_count, LEAVE_OUT != _DQ_STORE):
@@ -478,117 +484,6 @@ def jfa_backward_hopper(
             instrument.close_lane(lane, noted, LEVEL)
 
 
-@triton.jit(do_not_specialize=["batch_count", "q_uniform", "total_q", "stat_rows"])
-def jfa_stats(
-    out,
-    lse,
-    grad_out,
-    grad_lse,
-    stat_lse,
-    stat_delta,
-    q_offsets,
-    kv_offsets,
-    batch_count,
-    q_uniform,
-    total_q,
-    stat_rows,
-    row_stride,
-    heads,
-    BROADCAST_Q: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAD: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    """What the softmax's gradient needs of each row, padded as `dq.stat_row` says: lse in log2 units, and delta.
-
-    A shared Q's rows are padded to a multiple of ``PAD``, others to one of ``ROWS``. A sequence without keys, whose
-    rows no tile looks for, is left out. Program block of rows · heads + head, so that whole rows are read together.
-
-    delta = Σ_d out·grad_out − grad_lse. Rows that do not exist or see nothing get an lse of +inf, so that their weights
-    are 0, and a delta of 0: the lse of a row that sees nothing is a constant, whose gradient, often NaN, goes nowhere.
-    """
-    place = tl.program_id(0) // heads
-    head = tl.program_id(0) % heads
-    base = place * ROWS
-    if BROADCAST_Q:
-        blocks = (q_uniform + PAD - 1) // PAD * (PAD // ROWS)
-        inside = place % blocks * ROWS
-        batch = place // blocks
-        start = batch * q_uniform
-        length = q_uniform
-    else:
-        batch = summing.sequence_at(base, q_offsets, batch_count, ROWS)
-        start, length = primitives.sequence(q_offsets, batch, False, 0)
-        inside = base - summing.stat_row(start, batch, 0, False, ROWS)
-    _, kv_len = primitives.sequence(kv_offsets, batch, False, 0)
-    if kv_len == 0:
-        return
-    rows = inside + tl.arange(0, ROWS)
-    valid = rows < length
-    at = start.to(tl.int64) + rows
-    dims = tl.arange(0, DIM)
-    o = tl.load(out + (at[:, None] * heads + head) * DIM + dims[None, :], mask=valid[:, None], other=0.0)
-    g = tl.load(grad_out + at[:, None] * row_stride + head * DIM + dims[None, :], mask=valid[:, None], other=0.0)
-    delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
-    of_row = primitives.wide(head) * total_q + at
-    row_lse = tl.load(lse + of_row, mask=valid, other=float("-inf"))
-    sees = row_lse != float("-inf")
-    if grad_lse is not None:
-        delta -= tl.load(grad_lse + of_row, mask=sees, other=0.0)
-    of_head = primitives.wide(head) * stat_rows + base + tl.arange(0, ROWS)
-    tl.store(stat_lse + of_head, tl.where(sees, row_lse * _LOG2_E, float("inf")))
-    tl.store(stat_delta + of_head, tl.where(sees, delta, 0.0))
-
-
-def stat_blocks(problem: Problem, block: int, pad: int) -> int:
-    """Blocks of the padded statistics: an upper bound that needs no length."""
-    if problem.broadcast_q:
-        return problem.batch * triton.cdiv(problem.q_len, pad) * (pad // block)
-    return summing.blocks_of(problem, block)
-
-
-def statistics(
-    grad_rows: Tensor,
-    grad_lse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    kv_offsets: Tensor,
-    q_offsets: Tensor | None,
-    problem: Problem,
-    block: int,
-    pad: int,
-    run: launch.Run,
-) -> Tensor:
-    """lse and delta of every row, float32 (2, H, rows): padded as `dq.stat_row` says, a shared Q's to ``pad`` rows."""
-    blocks = stat_blocks(problem, block, pad)
-    stats = torch.empty((2, problem.heads, blocks * block), dtype=torch.float32, device=out.device)
-    if not blocks:
-        return stats
-    with instrument.launch_range("jfa_delta", run.schedule, heads=problem.heads, head_dim=problem.head_dim):
-        jfa_stats[(blocks * problem.heads,)](
-            out,
-            lse,
-            grad_rows,
-            grad_lse,
-            stats[0],
-            stats[1],
-            q_offsets,
-            kv_offsets,
-            problem.batch,
-            problem.q_len,
-            problem.total_q,
-            stats.shape[2],
-            grad_rows.stride(0),
-            problem.heads,
-            BROADCAST_Q=problem.broadcast_q,
-            ROWS=block,
-            PAD=pad,
-            DIM=problem.head_dim,
-            num_warps=2,
-        )
-    return stats
-
-
 def ctas(run: launch.Run, problem: Problem, config: HopperBackwardConfig, device: torch.device) -> int:
     """CTAs of a launch: one an SM, or a tile for the schedule grid."""
     return launch.grid(run, problem.heads_kv, device, 1)
@@ -615,11 +510,12 @@ def backward(
     dq = summing.Sum.zeros(problem, config.block_q, 2 * config.dq_slices, q.device)
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
     facts = {"heads": heads, "head_dim": dim}
-    sizes = (config.block_q, config.block_q)
-    stats = statistics(grad_rows, grad_lse, out, lse, kv_offsets, q_offsets, problem, *sizes, run)
+    half = config.block_kv // 2
+    stats = statistics.columns(
+        grad_rows, grad_lse, out, lse, kv_offsets, q_offsets, problem, config.block_q, half, run
+    )  # fmt: skip
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     grid = ctas(run, problem, config, q.device)
-    half = config.block_kv // 2
     with instrument.launch_range("jfa_backward", run.schedule, **facts):
         compiled = jfa_backward_hopper[(grid,)](
             launch.ragged_descriptor(q_rows, config.block_q),
@@ -631,8 +527,8 @@ def backward(
             launch.ragged_descriptor(launch.as_rows(dv), half),
             dk,
             dv,
-            stats[0],
-            stats[1],
+            stats.descriptor(config.block_q),
+            stats.descriptor(half),
             q_offsets,
             kv_offsets,
             run.items.pairs,
@@ -642,11 +538,11 @@ def backward(
             heads_kv,
             heads // heads_kv,
             problem.q_len,
-            stats.shape[2],
+            stats.rows,
             problem.total_kv,
             problem.window_right,
             problem.window_left,
-            problem.scale * launch.LOG2_E,
+            max(problem.scale, statistics.LEAST_SCALE) * launch.LOG2_E,
             problem.scale,
             run.recorder.buffer,
             run.recorder.capacity,

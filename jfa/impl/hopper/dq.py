@@ -4,9 +4,10 @@ The sum of a head is stored in blocks of the rows of a step, and these in parts 
 one at a time. A part's elements stand in the order in which a warpgroup's threads hold them in an accumulator of wgmma:
 then a thread's go to shared memory 16 bytes at a time, each where another's do not wait for it, and memory gets whole
 lines. Row by row, as tensors lie, pairs of threads write to the same banks: on an H200 the backward of dense-1024 made
-482 TFLOP/s that way and 504 this way (11 runs in turn, of which only medians were kept). In the very order of a
-thread's registers a step has 24 moves fewer, and the backward of dense-1024 took 2 % longer, that of dense-2048 3 %.
-Added from registers, without shared memory, by red.v4.f32: 14 % and 18 % longer.
+482 TFLOP/s that way and 504 this way (11 runs in turn, of which only medians were kept). It is the very order of a
+thread's registers, 24 moves a step fewer than with neighbouring columns side by side: worth 0.7 to 1.1 % of dense-1024,
+2048 and 4096, though it cost 2 to 3 % while the kernel loaded lse and delta from shared memory. Added from registers,
+without shared memory, by red.v4.f32, the backward took 14 % (dense-1024) and 18 % (dense-2048) longer.
 
 Rounding is a pass of its own. Tried likewise: that the last tile of a sequence rounds its dQ, as long as that is in
 the L2 cache. A tile then waits for its additions and counts itself, and more is spilled: 454 TFLOP/s against 506 with
@@ -79,14 +80,14 @@ def _lines(values):
     COLUMNS: tl.constexpr = values.shape[1]
     # A row: 16 of a warp, 8 apart of a thread, of a quad. A column: of 16, 8 apart of a thread, of a thread in a quad,
     # neighbours of a thread.
-    parts = values.reshape(ROWS // 16, 2, 8, COLUMNS // 16, 2, 4, 2).permute(0, 3, 1, 2, 5, 4, 6)
+    parts = values.reshape(ROWS // 16, 2, 8, COLUMNS // 8, 4, 2).permute(0, 3, 2, 4, 1, 5)
     return parts.reshape(ROWS * COLUMNS // _LINE, _LINE)
 
 
 @triton.jit
 def _values(found, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """[ROWS, COLUMNS] that `_lines` made lines of."""
-    parts = found.reshape(ROWS // 16, COLUMNS // 16, 2, 8, 4, 2, 2).permute(0, 2, 3, 1, 5, 4, 6)
+    parts = found.reshape(ROWS // 16, COLUMNS // 8, 8, 4, 2, 2).permute(0, 4, 2, 1, 3, 5)
     return parts.reshape(ROWS, COLUMNS)
 
 

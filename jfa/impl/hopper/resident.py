@@ -23,7 +23,7 @@ from torch import Tensor
 from jfa import instrument, lanes, toolchain
 from jfa.config import RESIDENT_ROWS, HopperResidentConfig
 from jfa.impl.hopper import backward as shared
-from jfa.impl.hopper import left_out
+from jfa.impl.hopper import left_out, statistics
 from jfa.impl.hopper import primitives as hopper
 from jfa.impl.triton import launch, primitives
 from jfa.validation import Problem
@@ -147,7 +147,7 @@ def jfa_backward_resident(
 ):
     """Rows ``first_row`` … of Q, CLUSTER · 128 of them. ``ADD``: to the dK and dV of the rows before.
 
-    stat_lse, stat_delta: float32 (H, stat_rows) as `jfa_stats` writes them, padded to CLUSTER · 128 rows a sequence.
+    stat_lse, stat_delta: float32 (H, stat_rows) as `statistics.numbers` gives them, padded to CLUSTER · 128 rows.
     """
     HALF: tl.constexpr = _ROWS // 2
     WIDTH: tl.constexpr = _WIDTH
@@ -527,7 +527,7 @@ def backward(
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
     facts = {"heads": heads, "head_dim": dim}
     sizes = (ROWS // 2, together * ROWS)
-    stats = shared.statistics(grad_rows, grad_lse, out, lse, kv_offsets, None, problem, *sizes, run)
+    stats = statistics.numbers(grad_rows, grad_lse, out, lse, kv_offsets, None, problem, *sizes, run)
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     grid = ctas(run, problem, config, q.device)
     workers, part = grid // together, together * ROWS

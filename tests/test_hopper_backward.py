@@ -138,7 +138,7 @@ class TestOnTheGpu:
         random = np.random.default_rng(7)
         kinds = [0, 1, 63, 64, 65, 128, 129, 700, 3000]
         odds = [0.3, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05, 0.07, 0.03]
-        rounding = 1e-6  # what float32 leaves of an element that is 0: dQ and dK of a row that sees one key
+        rounding = 1e-5  # of an element that is 0, float32 leaves that much: dQ and dK where a row sees one key
         for index in range(200):
             count = int(random.integers(1, 40))
             kv_lens, q_lens = (tuple(int(x) for x in random.choice(kinds, count, p=odds)) for _ in range(2))
@@ -153,7 +153,8 @@ class TestOnTheGpu:
             )
             for name in ("dq", "dk", "dv"):
                 one, other = getattr(found, name).float(), getattr(right, name).float()
-                assert (one - other).norm() <= 2e-2 * other.norm() + rounding * one.numel() ** 0.5, (index, name, case, schedule)
+                most = 2e-2 * other.norm() + rounding * one.numel() ** 0.5
+                assert (one - other).norm() <= most, (index, name, case, schedule)
         faulthandler.cancel_dump_traceback_later()
 
 

@@ -20,6 +20,7 @@ from profiling.commands.diff_report import diff_report
 from profiling.commands.doctor import doctor
 from profiling.commands.export import export
 from profiling.commands.heatmap import heatmap
+from profiling.commands.hotspots import hotspots
 from profiling.commands.launch import launch
 from profiling.commands.ncu import ncu
 from profiling.commands.ncu_collect import ncu_collect
@@ -35,7 +36,8 @@ from profiling.commands.waterfall import waterfall
 
 COMMANDS: list[Callable[..., Any]] = [
     demo, doctor, record, overhead, show, waits, schedules, race, advise, sweep, heatmap, compare, report, export,
-    bench, waterfall, ablate, ablation_page, diff_report, ncu, ncu_collect, launch,
+    bench, waterfall, ablate, ablation_page, diff_report, ncu, ncu_collect, hotspots,
+    launch,
 ]  # fmt: skip
 
 HELP = """Where does the SM time of an attention kernel over jagged lengths go?

@@ -1,7 +1,9 @@
 """Nsight Compute reports: read in every form that `ncu` writes, summarised per kernel, collected.
 
 `load` gives the tidy DataFrame, `read` the report with its rules and instances, `collect` runs `ncu`;
-`profiling.ncu.summary.summarise` gives each kernel's figures, `profiling.ncu.verdict.verdicts` what limits it.
+`profiling.ncu.summary.summarise` gives each kernel's figures, `profiling.ncu.verdict.verdicts` what limits it;
+`profiling.ncu.source_page.read_source` gives a kernel's machine code with its samples, and
+`profiling.ncu.hotspots.hotspots` what warps wait for there.
 Importing this costs nothing.
 """
 

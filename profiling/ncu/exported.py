@@ -15,6 +15,7 @@ from profiling.ncu.report import Report
 from profiling.text import plain
 
 TIMEOUT_S = 120.0
+OTHERWISE = "; pip install ncu-report reads it without ncu"
 NOTE = (
     "read through ncu --import, as the package ncu-report is not installed: values are as exact as ncu prints them, "
     "and NVIDIA's own rules are not among them"
@@ -29,7 +30,7 @@ def read_exported(path: Path, ncu: str, *, timeout_s: float = TIMEOUT_S) -> Repo
             than ``timeout_s`` seconds.
     """
     outside = container.inspect(path.read_bytes(), str(path))
-    printed = _raw_page(path, ncu, timeout_s)
+    printed = printed_page(path, ncu, ("raw",), timeout_s)
     with tempfile.TemporaryDirectory(prefix="ncu-page-") as folder:
         page = Path(folder) / f"{path.stem}.csv"
         page.write_bytes(printed)
@@ -43,8 +44,13 @@ def read_exported(path: Path, ncu: str, *, timeout_s: float = TIMEOUT_S) -> Repo
     return replace(found, path=str(path), writer=outside.writer, command=outside.command, notes=tuple(notes))
 
 
-def _raw_page(path: Path, ncu: str, timeout_s: float) -> bytes:
-    words = ["env", "LC_ALL=C", ncu, "--import", str(path.resolve()), "--csv", "--page", "raw"]
+def printed_page(path: Path, ncu: str, page: tuple[str, ...], timeout_s: float = TIMEOUT_S) -> bytes:
+    """What ``ncu`` prints of a report as a page of CSV: its name, and further words of the command.
+
+    Raises:
+        UserError: ncu fails, or takes more than ``timeout_s`` seconds.
+    """
+    words = ["env", "LC_ALL=C", ncu, "--import", str(path.resolve()), "--csv", "--page", *page]
     try:
         with process_group(words) as process:
             printed, complained = process.communicate(timeout=timeout_s)
@@ -55,5 +61,6 @@ def _raw_page(path: Path, ncu: str, timeout_s: float) -> bytes:
     if process.returncode:
         said = (printed + complained).decode(errors="replace").strip().splitlines() or ["no message"]
         last = plain(said[-1], 300)
-        raise UserError(f"{path}: ncu --import failed ({last}); pip install ncu-report reads it without ncu")
+        otherwise = OTHERWISE if page == ("raw",) else ""
+        raise UserError(f"{path}: ncu --import failed ({last}){otherwise}")
     return printed

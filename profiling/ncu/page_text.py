@@ -21,10 +21,11 @@ _HEADER = re.compile(
     r'(?P<quote>"|(?<![\w"]))ID(?P=quote)(?P<separator>[,;\t])(?P=quote)Process ID(?P=quote)(?P=separator)'
 )
 _LOST_ROW = re.compile(r'^"[0-9]++","[0-9]++","[^"\n]*+",.*"\([0-9]++, [0-9]++, [0-9]++\)"', re.MULTILINE)
+_SOURCE = "the source page, which `hotspots` reads"
 _OTHER_PAGES = {
-    '"Address","Source"': "the source page",
-    '"Invocations"': "a summary (--print-summary)",
-    '"#","Source"': "the source page",
+    '"Address","Source"': _SOURCE,
+    '"Invocations"': "a summary (--print-summary), which has no launches and metrics to read",
+    '"#","Source"': _SOURCE,
 }
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _LATIN_1 = {0xDC00 + byte: chr(byte) for byte in range(0x80, 0x100)}
@@ -89,6 +90,17 @@ def _text(path: Path, page: Page) -> str:
         raise UserError(f"{path}: {error.strerror or error}") from None
     if not content.strip():
         raise UserError(f"{path}: the file is empty; {HOW}")
+    text, note = decoded(content)
+    if note:
+        page.notes.append(note)
+    if "\0" in text:
+        raise UserError(f"{path}: this is no text; the pages of ncu --csv are: {HOW}")
+    return text
+
+
+def decoded(content: bytes) -> tuple[str, str]:
+    """A page's bytes as text with plain line ends, and a note where they are no UTF-8, else ""."""
+    note = ""
     encoding = next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), "utf-8")
     if encoding == "utf-16":
         text = content.decode(encoding, errors="replace")
@@ -96,17 +108,15 @@ def _text(path: Path, page: Page) -> str:
         text = content.decode(encoding, errors="surrogateescape")
         if not text.isascii() and (foreign := re.search("[\udc80-\udcff]", text)):
             line = text.count("\n", 0, foreign.start()) + 1
-            page.notes.append(f"bytes that are no UTF-8 read as Latin-1, the first on line {line}")
+            note = f"bytes that are no UTF-8 read as Latin-1, the first on line {line}"
             text = text.translate(_LATIN_1)
-    if "\0" in text:
-        raise UserError(f"{path}: this is no text; the pages of ncu --csv are: {HOW}")
-    return text.replace("\r\n", "\n").replace("\ufeff", "")
+    return text.replace("\r\n", "\n").replace("\ufeff", ""), note
 
 
 def _why_no_table(text: str) -> str:
     for sign, name in _OTHER_PAGES.items():
         if sign in text:
-            return f"this is {name}, which has no launches and metrics to read; {HOW}"
+            return f"this is {name}; {HOW}"
     return f'no table of ncu in it: expected a header line that starts with "ID","Process ID"; {HOW}'
 
 

@@ -69,6 +69,14 @@ class KernelSummary:
         return max(_known([self.get("tensor"), self.get("tensor_active")]), default=0.0) >= NO_TENSOR_WORK
 
 
+def pattern_of(kernel: str) -> re.Pattern[str]:
+    """The regular expression that ``--kernel`` gives. Raises UserError where it is none."""
+    try:
+        return re.compile(kernel)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UserError(f"--kernel {kernel!r} is not a regular expression ({error}); escape brackets with \\") from None
+
+
 def select(report: Report, kernel: str | None = None, nvtx: str | None = None) -> Report:
     """The launches whose kernel name matches the regular expression ``kernel`` and that lie in a range that holds
     ``nvtx`` ("message", or "domain:message"; push/pop and start/end alike).
@@ -76,10 +84,7 @@ def select(report: Report, kernel: str | None = None, nvtx: str | None = None) -
     Raises:
         UserError: not a regular expression, or nothing matches: the names that there are.
     """
-    try:
-        pattern = re.compile(kernel or "")
-    except (re.error, OverflowError, RecursionError) as error:
-        raise UserError(f"--kernel {kernel!r} is not a regular expression ({error}); escape brackets with \\") from None
+    pattern = pattern_of(kernel or "")
     if not report.launches:
         raise UserError(f"{report.path}: holds no profiled kernel; did ncu's filter match anything?")
     named = [i for i, launch in enumerate(report.launches) if pattern.search(launch.kernel_full or launch.kernel)]

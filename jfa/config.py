@@ -168,10 +168,10 @@ def hopper_forward_config(head_dim: int) -> HopperForwardConfig:
 def hopper_backward_config(resident: bool) -> HopperBackwardConfig | HopperResidentConfig:
     """The warp-specialised backward's configuration, by whether dQ can stay in registers."""
     # Measured on an H200, bf16, D 128, `reports/ablation`; ms on hsp-loguniform, hsp-half-empty and hsp-extreme:
-    #   dQ in registers                      3.37, 1.62, 0.94
-    #   and two tiles of V in flight         3.44, 1.65, 0.94
-    #   and one tile of K in flight          3.90, 1.88, 1.14
-    #   dQ added up in memory                3.94, 1.94, 1.19
+    #   dQ in registers                      3.48, 1.62, 0.94
+    #   and two tiles of V in flight         3.55, 1.65, 0.94
+    #   and one tile of K in flight          3.92, 1.88, 1.14
+    #   dQ added up in memory                4.02, 1.94, 1.19
     # That one, TFLOP/s on self-lognormal, dense-512, dense-1024, dense-2048 and dense-4096 (13 runs in turn, of which
     # only medians were kept):
     #   this                                 531, 392, 467, 508, 550

@@ -137,8 +137,9 @@ def _words(
             "fewer instructions a product: softmax, masks, conversions",
         )
     remedy = REMEDIES.get(barrier) or REMEDIES.get(doing) or "look at what the late role waits for in turn"
+    part = "most of it" if share > waited / 2 else "the largest part"
     return (
-        f"{names} compute for {percent(work)} of their time and wait for {percent(waited)}, most of it "
+        f"{names} compute for {percent(work)} of their time and wait for {percent(waited)}, {part} "
         f"({percent(share)}) for {barrier}; late is {who}, {doing.replace(PREFIX, 'itself waiting for ')}",
         remedy,
     )

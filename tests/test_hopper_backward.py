@@ -131,6 +131,16 @@ class TestOnTheGpu:
         inputs = case.inputs("cuda", torch.bfloat16)
         assert_results_close(gradients(inputs, "shared", case.options, schedule), inputs, **case.bounds)
 
+    def test_nan_does_not_vanish(self):
+        """A key that is NaN makes every gradient of its sequence's keys NaN, and of no other's."""
+        inputs = Case(q_lens=(70, 130), kv_lens=(100, 200), heads=2, heads_kv=2, head_dim=128).inputs(
+            "cuda", torch.bfloat16
+        )
+        inputs.k[3] = torch.nan
+        found = gradients(inputs, "shared", {})
+        for gradient in (found.dk, found.dv):
+            assert gradient[:100].isnan().all() and gradient[100:].isfinite().all()
+
     def test_no_batch_hangs(self):
         """200 batches of extreme skew, each under a schedule of its own; Triton's kernel says what is right."""
         # A kernel that hangs cannot be interrupted from Python.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiling.ncu.control_flow import loops, opcode
+from profiling.ncu.control_flow import leaving, loops, opcode
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,22 @@ def code(*lines: str) -> tuple[list[int], list[str]]:
     return addresses, texts
 
 
+def test_jumps_that_leave_the_listing():
+    addresses, texts = code("BRA end", "FADD R0", "end:", "EXIT")
+    assert leaving(addresses, texts) == 0 and leaving(addresses[:2], texts[:2]) == 1
+
+
+def test_many_nested_and_many_in_a_row_take_no_time():
+    depth, row = 400, 5000
+    texts = ["FADD R0"] * depth + ["FADD R0"] + [f"@P0 BRA {16 * i:#x}" for i in range(depth)[::-1]]
+    for _ in range(row):
+        texts += ["FMUL R0", f"@P1 BRA {16 * len(texts):#x}"] + ["@P2 EXIT"] * 6
+    begun = time.perf_counter()
+    found = loops([16 * place for place in range(len(texts))], texts)
+    assert len(found) == depth + row and max(loop.depth for loop in found) == depth - 1
+    assert time.perf_counter() - begun < 5
+
+
 def test_a_straight_line_has_none():
     assert loops(*code("MOV R0, R1", "@P0 BRA end", "FMUL R0, R0, R0", "end:", "EXIT")) == []
     assert loops([], []) == []
@@ -52,7 +69,39 @@ def test_a_retry_at_the_end_of_the_code_belongs_to_the_loop_it_returns_to():
         "retry:", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR7], R3", "@!P0 BRA retry", "BRA back",
     )  # fmt: skip
     (found,) = loops(*lines)
-    assert (found.first, found.own, found.depth) == (1, (1, 2, 3, 4, 6, 7, 8), 0)
+    assert (found.name, found.first, found.own, found.depth) == ("1", 1, (1, 2, 3, 4, 6, 7, 8), 0)
+
+
+def test_a_retry_that_makes_its_operands_again_is_no_loop():
+    lines = code(
+        "loop:", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR7], R3", "@!P0 BRA retry", "back:", "FADD R0", "@P1 BRA loop",
+        "EXIT", "retry:", "IMAD.U32 R3, RZ, RZ, UR55", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR7], R3", "@!P0 BRA retry",
+        "BRA back",
+    )  # fmt: skip
+    assert [loop.own for loop in loops(*lines)] == [(0, 1, 2, 3, 5, 6, 7, 8)]
+
+
+def test_the_trap_behind_the_end_is_no_loop():
+    assert loops(*code("EXIT", "end:", "BRA end", "NOP")) == []
+
+
+@pytest.mark.parametrize("condition", ["@P0 BRA", "BRA.U !UP0,", "BRA P1,", "BRA.DIV UR4,", "@!UP0 BRA.U"])
+def test_a_condition_may_stand_before_or_behind(condition):
+    """Blackwell's loops end in jumps whose predicate is an operand: what follows them is reached all the same."""
+    lines = code(
+        "outer:", "FADD R0", "inner:", "FMUL R0", f"{condition} inner", "FADD R1", f"{condition} outer", "EXIT"
+    )
+    assert [(loop.name, loop.own) for loop in loops(*lines)] == [("1", (0, 3, 4)), ("1.1", (1, 2))]
+
+
+def test_a_loop_is_named_after_the_one_around_it_wherever_it_stands():
+    """Rotated: the outer loop begins behind the inner one, and is entered there."""
+    lines = code(
+        "other:", "FADD R9", "@P2 BRA other", "BRA outer", "inner:", "FMUL R0", "@P0 BRA inner", "outer:", "FADD R0",
+        "@P1 BRA inner", "EXIT",
+    )  # fmt: skip
+    names = {loop.name: loop.own for loop in loops(*lines)}
+    assert names == {"1": (0, 1), "2": (5, 6), "2.1": (3, 4)}
 
 
 def test_a_loop_that_only_retries_is_none_where_it_stands():
@@ -119,7 +168,7 @@ def test_nested_loops_and_branches_are_found_as_they_were_written(items):
     written.place("EXIT")
     addresses = [16 * place for place in range(len(written.texts))]
     found = [(loop.first, loop.own, loop.depth) for loop in loops(addresses, written.texts)]
-    assert found == sorted(written.found)
+    assert sorted(found) == sorted(written.found)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 40)), min_size=1, max_size=40))
@@ -128,4 +177,7 @@ def test_of_any_jumps_no_instruction_is_in_two_loops(jumps):
     found = loops([16 * place for place in range(len(texts))], texts)
     own = [place for loop in found for place in loop.own]
     assert len(own) == len(set(own))
-    assert all(loop.depth >= 0 and (not loop.own or loop.own[0] >= 0) for loop in found)
+    assert all(loop.first in loop.own and loop.name.count(".") == loop.depth for loop in found)
+    names = [loop.name for loop in found]
+    assert len(set(names)) == len(names)
+    assert all(name.rpartition(".")[0] in ["", *names[:at]] for at, name in enumerate(names))

@@ -201,7 +201,7 @@ def check(kernel: str, facts: dict[str, dict]) -> None:
         assert whole["loads"] in [copy * fact["loads"] for copy in copies] and whole["loads"] > 0, stage
         assert not fact["serialised"], stage
         assert fact["registers"] == whole["registers"] and fact["stack"] <= whole["stack"] + 32, stage
-        # Registers are allotted anew: five more of a loop's 490 instructions are below what a stage is found by.
+        # Registers are allotted anew: up to five more spilled words, of some 490 instructions a round, are let pass.
         assert fact["loop_spills"] <= whole["loop_spills"] + 5, stage
         if stage != "exp":
             assert fact["exponentials"] == whole["exponentials"], stage

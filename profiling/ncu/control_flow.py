@@ -11,20 +11,43 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_INSTRUCTION = re.compile(r"^(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<opcode>[A-Z][A-Z0-9]*)(?P<modifiers>\S*)")
+_INSTRUCTION = re.compile(
+    r"(?P<predicate>@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9]*)(?P<modifiers>\S*)\s*(?P<operands>.*)"
+)
 _TARGET = re.compile(r"(0x[0-9a-fA-F]+)\s*$")
-_JUMPS, _ENDS = ("BRA", "JMP"), ("EXIT", "RET", "BRX", "JMX", "KILL")
-_RETRY = {"SYNCS", "BRA", "NANOSLEEP", "PLOP3", "NOP", "YIELD"}
-"""All that a loop consists of which only tries an mbarrier again."""
+_PREDICATE = re.compile(r"!?U?P\d")
+_JUMPS, _ENDS = ("BRA", "JMP"), ("EXIT", "RET", "RTT", "BRX", "BRXU", "JMX", "JMXU", "KILL")
+_RETRY = {
+    "SYNCS", "BRA", "NANOSLEEP", "PLOP3", "NOP", "YIELD", "MOV", "UMOV", "IMAD", "UIMAD", "R2UR", "SHF", "USHF", "LEA",
+    "ULEA", "IADD3", "UIADD3", "VIADD", "LOP3", "ULOP3",
+}  # fmt: skip
+"""All that a loop consists of which only tries an mbarrier again: the try, and what its operands are made of."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop: ``own``, its instructions' places without those of loops in it, in order; how deep it lies, from 0."""
+    """One loop.
 
+    Attributes:
+        name: "2", the second that lies in no other; "2.1", the first in that.
+        first: the place of the instruction at which each round begins.
+        own: places of its instructions without those of loops in it, in order.
+        depth: of how many loops it is a part.
+    """
+
+    name: str
     first: int
     own: tuple[int, ...]
     depth: int
+
+
+@dataclass(frozen=True)
+class _Jump:
+    """How an instruction leads on: to ``target`` (a place, −1 for none in the code), and whether to the next too."""
+
+    leaves: bool = False
+    target: int = -1
+    goes_on: bool = True
 
 
 def opcode(text: str) -> str:
@@ -33,115 +56,159 @@ def opcode(text: str) -> str:
     return found["opcode"] if found else ""
 
 
+def leaving(addresses: Sequence[int], texts: Sequence[str]) -> int:
+    """Jumps to addresses that are not in the code: more than none says that the listing was cut."""
+    known = set(addresses)
+    targets = [_TARGET.search(text) for text in texts if opcode(text) in _JUMPS]
+    return sum(int(found[1], 16) not in known for found in targets if found)
+
+
 def loops(addresses: Sequence[int], texts: Sequence[str]) -> list[Loop]:
-    """The loops, in the order of their first instructions; [] of a straight line. Spins are part of what is around."""
-    blocks = _blocks(addresses, texts)
-    after = _successors(blocks, addresses, texts)
+    """The loops, each before those in it; [] of a straight line. Retries of mbarriers are part of what is around."""
+    jumps = _jumps(addresses, texts)
+    blocks = _blocks(jumps)
+    after = _successors(blocks, jumps)
     before = _before(after)
-    dominator = _dominators(after, before)
+    dominance = _Dominance(after, before)
     bodies: dict[int, set[int]] = {}
     for block, to in enumerate(after):
         for head in to:
-            if _dominates(head, block, dominator):
+            if dominance.holds(head, block):
                 bodies.setdefault(head, {head}).update(_leading_to(head, block, before))
-    bodies = {head: body for head, body in bodies.items() if not _spins(body, blocks, texts)}
-    found = []
-    for head, body in sorted(bodies.items()):
-        inside = set().union(*(other for inner, other in bodies.items() if inner != head and other < body))
-        own = sorted(place for block in body - inside for place in blocks[block])
-        depth = sum(body < other for other in bodies.values())
-        found.append(Loop(blocks[head][0], tuple(own), depth))
+    return _nested({head: body for head, body in bodies.items() if not _retries(body, blocks, texts)}, blocks)
+
+
+def _nested(bodies: dict[int, set[int]], blocks: Sequence[range]) -> list[Loop]:
+    """Loops that lie in each other or apart, each named after the one around it."""
+    parent: dict[int, int] = {}
+    innermost: dict[int, int] = {}
+    for head in sorted(bodies, key=lambda head: -len(bodies[head])):
+        parent[head] = innermost.get(head, -1)
+        innermost |= dict.fromkeys(bodies[head], head)
+    own: dict[int, list[int]] = {head: [] for head in bodies}
+    for block, head in innermost.items():
+        own[head] += blocks[block]
+    found: list[Loop] = []
+    waiting = _children(parent, -1, "", 0)
+    while waiting:
+        name, head, depth = waiting.pop()
+        found.append(Loop(name, blocks[head][0], tuple(sorted(own[head])), depth))
+        waiting += _children(parent, head, f"{name}.", depth + 1)
     return found
 
 
-def _spins(body: set[int], blocks: Sequence[range], texts: Sequence[str]) -> bool:
+def _children(parent: dict[int, int], of: int, prefix: str, depth: int) -> list[tuple[str, int, int]]:
+    """(name, head, depth) of the loops right in one, the last in the code first."""
+    heads = sorted(head for head, around in parent.items() if around == of)
+    return [(f"{prefix}{number}", head, depth) for number, head in enumerate(heads, 1)][::-1]
+
+
+def _retries(body: set[int], blocks: Sequence[range], texts: Sequence[str]) -> bool:
+    """Whether a loop only tries an mbarrier again, or is the trap behind a kernel's end."""
     own = [texts[place] for block in body for place in blocks[block]]
-    return any("TRYWAIT" in text for text in own) and all(opcode(text) in _RETRY for text in own)
+    names = {opcode(text) for text in own}
+    return names == {"BRA"} or (names <= _RETRY and any("TRYWAIT" in text for text in own))
 
 
-def _blocks(addresses: Sequence[int], texts: Sequence[str]) -> list[range]:
-    """Runs of instructions that are entered at their first and left at their last."""
+def _jumps(addresses: Sequence[int], texts: Sequence[str]) -> list[_Jump]:
     place_of = {address: place for place, address in enumerate(addresses)}
-    starts = {0}
-    for place, text in enumerate(texts):
-        if opcode(text) in _JUMPS + _ENDS:
-            starts.add(place + 1)
-            if (target := _target(text, place_of)) is not None:
-                starts.add(target)
-    bounds = [*sorted(starts - {len(texts)}), len(texts)]
+    found = []
+    for text in texts:
+        parts = _INSTRUCTION.match(text.strip())
+        name = parts["opcode"] if parts else ""
+        if parts is None or name not in _JUMPS + _ENDS:
+            found.append(_Jump())
+            continue
+        # Blackwell writes the condition as an operand, "BRA.U !UP0, 0x10"; .DIV and .CONV have theirs in the warp.
+        conditional = parts["predicate"] or _PREDICATE.match(parts["operands"])
+        conditional = conditional or parts["modifiers"].startswith((".DIV", ".CONV"))
+        target = _TARGET.search(text) if name in _JUMPS else None
+        found.append(_Jump(True, place_of.get(int(target[1], 16), -1) if target else -1, bool(conditional)))
+    return found
+
+
+def _blocks(jumps: Sequence[_Jump]) -> list[range]:
+    """Runs of instructions that are entered at their first and left at their last."""
+    starts = {0} | {jump.target for jump in jumps if jump.target >= 0}
+    starts |= {place + 1 for place, jump in enumerate(jumps) if jump.leaves}
+    bounds = [*sorted(starts - {len(jumps)}), len(jumps)]
     return [range(first, end) for first, end in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
-def _successors(blocks: Sequence[range], addresses: Sequence[int], texts: Sequence[str]) -> list[list[int]]:
-    place_of = {address: place for place, address in enumerate(addresses)}
-    block_at = {block[0]: index for index, block in enumerate(blocks)}
+def _successors(blocks: Sequence[range], jumps: Sequence[_Jump]) -> list[list[int]]:
+    block_at = {block[0]: index for index, block in enumerate(blocks) if block}
     after = []
     for index, block in enumerate(blocks):
-        text = texts[block[-1]]
-        found = _INSTRUCTION.match(text.strip())
-        always = found is None or found["predicate"] is None
-        jumps = opcode(text) in _JUMPS
-        to = []
-        target = _target(text, place_of) if jumps else None
-        if target is not None:
-            to.append(block_at[target])
-        if index + 1 < len(blocks) and not (always and (jumps or opcode(text) in _ENDS)):
+        jump = jumps[block[-1]] if block else _Jump()
+        to = [block_at[jump.target]] if jump.target >= 0 else []
+        if jump.goes_on and index + 1 < len(blocks):
             to.append(index + 1)
         after.append(to)
     return after
 
 
-def _target(text: str, place_of: dict[int, int]) -> int | None:
-    found = _TARGET.search(text)
-    return place_of.get(int(found[1], 16)) if found else None
+def _before(after: Sequence[Sequence[int]]) -> list[list[int]]:
+    before: list[list[int]] = [[] for _ in after]
+    for block, to in enumerate(after):
+        for target in to:
+            before[target].append(block)
+    return before
 
 
-def _dominators(after: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> list[int]:
-    """Of each block the nearest other that every way to it goes through, -1 for none.
+class _Dominance:
+    """Which blocks every way to a block goes through.
 
     The iteration of Cooper, Harvey and Kennedy, A Simple, Fast Dominance Algorithm (2001), from a root above all
     beginnings: the first block, and the first of each part of the code to which no jump that can be read leads.
     """
-    root = len(after)
-    beginnings, order = _postorder(after)
-    number = {block: at for at, block in enumerate(order)} | {root: len(order)}
-    dominator = [root if block in beginnings else -1 for block in range(root)] + [root]
 
-    def common(one: int, other: int) -> int:
-        while one != other:
-            while number[one] < number[other]:
-                one = dominator[one]
-            while number[other] < number[one]:
-                other = dominator[other]
-        return one
+    def __init__(self, after: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> None:
+        root = len(after)
+        beginnings, order = _postorder(after)
+        number = {block: at for at, block in enumerate(order)} | {root: root}
+        dominator = [root if block in beginnings else -1 for block in range(root)] + [root]
 
-    changed = True
-    while changed:
-        changed = False
-        for block in reversed(order):
-            if block in beginnings:
-                continue
-            known = [one for one in before[block] if dominator[one] >= 0]
-            now = known[0]
-            for one in known[1:]:
-                now = common(now, one)
-            changed |= now != dominator[block]
-            dominator[block] = now
-    return [-1 if of == root else of for of in dominator[:root]]
+        def common(one: int, other: int) -> int:
+            while one != other:
+                while number[one] < number[other]:
+                    one = dominator[one]
+                while number[other] < number[one]:
+                    other = dominator[other]
+            return one
+
+        changed = True
+        while changed:
+            changed = False
+            for block in reversed(order):
+                if block in beginnings:
+                    continue
+                known = [one for one in before[block] if dominator[one] >= 0]
+                now = known[0]
+                for one in known[1:]:
+                    now = common(now, one)
+                changed |= now != dominator[block]
+                dominator[block] = now
+        below: list[list[int]] = [[] for _ in dominator]
+        for block in range(root):
+            below[dominator[block]].append(block)
+        _, order = _postorder(below, root)
+        self._end = {block: at for at, block in enumerate(order)}
+        size = [1] * (root + 1)
+        for block in order[:-1]:
+            size[dominator[block]] += size[block]
+        self._size = size
+
+    def holds(self, block: int, other: int) -> bool:
+        """Whether every way to ``other`` goes through ``block``."""
+        return self._end[block] - self._size[block] < self._end[other] <= self._end[block]
 
 
-def _dominates(block: int, other: int, dominator: Sequence[int]) -> bool:
-    while other not in (block, -1):
-        other = dominator[other]
-    return other == block
-
-
-def _postorder(after: Sequence[Sequence[int]]) -> tuple[set[int], list[int]]:
+def _postorder(after: Sequence[Sequence[int]], start: int = 0) -> tuple[set[int], list[int]]:
     """The beginnings, and all blocks, each behind those that it leads to and that did not lead to it."""
     beginnings: set[int] = set()
     seen: set[int] = set()
     order = []
-    for first in range(len(after)):
+    for first in range(start, len(after)):
         if first in seen:
             continue
         beginnings.add(first)
@@ -157,14 +224,6 @@ def _postorder(after: Sequence[Sequence[int]]) -> tuple[set[int], list[int]]:
                 seen.add(following)
                 stack.append((following, iter(after[following])))
     return beginnings, order
-
-
-def _before(after: Sequence[Sequence[int]]) -> list[list[int]]:
-    before: list[list[int]] = [[] for _ in after]
-    for block, to in enumerate(after):
-        for target in to:
-            before[target].append(block)
-    return before
 
 
 def _leading_to(head: int, block: int, before: Sequence[Sequence[int]]) -> set[int]:

@@ -21,11 +21,10 @@ _HEADER = re.compile(
     r'(?P<quote>"|(?<![\w"]))ID(?P=quote)(?P<separator>[,;\t])(?P=quote)Process ID(?P=quote)(?P=separator)'
 )
 _LOST_ROW = re.compile(r'^"[0-9]++","[0-9]++","[^"\n]*+",.*"\([0-9]++, [0-9]++, [0-9]++\)"', re.MULTILINE)
-_SOURCE = "the source page, which `hotspots` reads"
 _OTHER_PAGES = {
-    '"Address","Source"': _SOURCE,
+    '"Address","Source"': "the source page, which `hotspots` reads",
     '"Invocations"': "a summary (--print-summary), which has no launches and metrics to read",
-    '"#","Source"': _SOURCE,
+    '"#","Source"': "the source page in a view that nothing reads here (`hotspots` reads that of --print-source sass)",
 }
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _LATIN_1 = {0xDC00 + byte: chr(byte) for byte in range(0x80, 0x100)}

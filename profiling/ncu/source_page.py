@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from profiling.doctor import find_ncu
 from profiling.errors import UserError
 from profiling.ncu.container import MAGIC
 from profiling.ncu.exported import printed_page
-from profiling.ncu.page_text import decoded
+from profiling.ncu.page_text import LONGEST_FIELD, decoded
 from profiling.text import count, plain
 
 HOW = "ncu --import REPORT.ncu-rep --page source --print-source sass --csv"
@@ -23,8 +24,8 @@ COLLECT = "profile with --section SourceCounters"
 SAMPLES = ("# Samples", "Warp Stall Sampling (All Samples)", "# Samples (All)")
 COUNTS = {"executed": "Instructions Executed", "wavefronts": "L1 Wavefronts Shared"}
 STALL = "stall_"
-_LONGEST_FIELD = 1_000_000
 _NOTHING = ("", "-", "n/a")
+_COUNT = re.compile(r"\d{1,18}|\d{1,3}(?:[,.'\u00a0\u202f ]\d{3}){1,5}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,24 +84,31 @@ Rows = list[tuple[int, list[str]]]
 def _tables(path: Path, text: str) -> Iterator[tuple[str, int, list[str], Rows]]:
     """(kernel, line of the header, header, rows with their lines) of each kernel."""
     kernel, header, begun, rows = "", [""], 0, Rows()
-    csv.field_size_limit(_LONGEST_FIELD)
+    for line, fields in _fields(path, text):
+        if fields[:2] == ["Address", "Source"] or fields[:1] == ["Kernel Name"]:
+            if begun:
+                yield kernel, begun, header, rows
+            begun, rows = 0, []
+            if fields[0] == "Kernel Name":
+                kernel = fields[1] if len(fields) > 1 else ""
+            else:
+                header, begun = fields, line
+        elif begun and len(fields) > 1:  # a line of one field is what ncu or the program said
+            rows.append((line, fields))
+    if begun:
+        yield kernel, begun, header, rows
+
+
+def _fields(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    limit = csv.field_size_limit(LONGEST_FIELD)
     reader = csv.reader(io.StringIO(text))
     try:
         for fields in reader:
-            if fields[:2] == ["Address", "Source"] or fields[:1] == ["Kernel Name"]:
-                if begun:
-                    yield kernel, begun, header, rows
-                begun, rows = 0, []
-                if fields[0] == "Kernel Name":
-                    kernel = fields[1] if len(fields) > 1 else ""
-                else:
-                    header, begun = fields, reader.line_num
-            elif begun and fields:
-                rows.append((reader.line_num, fields))
+            yield reader.line_num, fields
     except csv.Error as error:
         raise UserError(f"{path}: line {reader.line_num}: {error}; {HOW}") from None
-    if begun:
-        yield kernel, begun, header, rows
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _listing(path: Path, kernel: str, line: int, header: list[str], rows: Rows) -> Listing:
@@ -147,9 +155,9 @@ def _address(path: Path, line: int, text: str) -> int:
 
 def _number(path: Path, line: int, column: str, text: str) -> float:
     """A count as ncu prints it, with separators of thousands or without."""
-    if text.strip() in _NOTHING:
+    text = text.strip()
+    if text in _NOTHING:
         return 0.0
-    digits = text.translate({ord(mark): None for mark in ",. \u00a0\u202f'"})
-    if not digits.isascii() or not digits.isdigit():
+    if not text.isascii() and not set(text) <= set("0123456789\u00a0\u202f") or not _COUNT.fullmatch(text):
         raise UserError(f"{path}: line {line}: {column} is {plain(text, 40)!r}; expected a count")
-    return float(digits)
+    return float("".join(filter(str.isdigit, text)))

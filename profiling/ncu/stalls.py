@@ -14,7 +14,13 @@ _COUNTED = re.compile(
     r"smsp__average_warps?_(?:latency_)?issue_stalled_(\w+?)(?:_per_(?:issue_active|warp_active))?\.(?:ratio|pct)"
 )
 _SAMPLED = re.compile(r"smsp__pcsamp_warps_issue_stalled_(\w+)")
-_SAME = {"warpgroup_arrive": "gmma", "no_instructions": "no_instruction", "dispatch": "dispatch_stall"}
+SAME = {
+    "warpgroup_arrive": "gmma", "no_instructions": "no_instruction", "no_inst": "no_instruction",
+    "dispatch": "dispatch_stall", "imc": "imc_miss", "lg": "lg_throttle", "long_sb": "long_scoreboard",
+    "math": "math_pipe_throttle", "mio": "mio_throttle", "short_sb": "short_scoreboard", "sleep": "sleeping",
+    "tex": "tex_throttle",
+}  # fmt: skip
+"""Other names of reasons, those by which the source page abbreviates them among them."""
 
 WORKING = ("selected", "not_selected")
 """Not a wait: the warp issued, or could have and another did."""
@@ -66,7 +72,7 @@ def stalls(metrics: Mapping[str, Metric]) -> tuple[Stall, ...]:
         for name, metric in metrics.items():
             match = family.fullmatch(name)
             if match and 0 <= metric.value < math.inf and "not_issued" not in name:
-                reason = _SAME.get(match[1], match[1])
+                reason = SAME.get(match[1], match[1])
                 found.setdefault(reason, (metric.value, name))
         total = sum(value for value, _ in found.values())
         if total > 0:

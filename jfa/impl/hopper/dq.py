@@ -78,8 +78,7 @@ def _lines(values):
     """[rows, columns] of an accumulator as lines, [rows · columns / 32, 32], in the order of the sum."""
     ROWS: tl.constexpr = values.shape[0]
     COLUMNS: tl.constexpr = values.shape[1]
-    # A row: 16 of a warp, 8 apart of a thread, of a quad. A column: of 16, 8 apart of a thread, of a thread in a quad,
-    # neighbours of a thread.
+    # A row: of a warp's 16, of a thread's two 8 apart, of a quad. A column: of 8, of a thread in a quad, of its two.
     parts = values.reshape(ROWS // 16, 2, 8, COLUMNS // 8, 4, 2).permute(0, 3, 2, 4, 1, 5)
     return parts.reshape(ROWS * COLUMNS // _LINE, _LINE)
 

@@ -23,6 +23,16 @@ def waits(workload: str, direction: str) -> Recording:
     return Recording.read(DATA / "waits" / f"{workload}_{direction}.parquet")
 
 
+def of_kernel(impl: str, workload: str, direction: str) -> Recording | None:
+    """One of a kernel's own tiles under schedule static, to be dealt otherwise; None where there is none.
+
+    Of "triton" those of `names`; of "hopper" the forward of hsp-loguniform, an H200 as well.
+    """
+    folder = DATA if impl == "triton" else DATA / impl
+    path = folder / f"{workload}_{direction}_static.parquet"
+    return Recording.read(path) if path.exists() else None
+
+
 def change(direction: str = "backward") -> tuple[Recording, Recording]:
     """Before and after a change that waits asked for, at level wait, on an H200; excerpts of some of 132 CTAs.
 

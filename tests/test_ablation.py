@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -17,10 +18,14 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from jfa import workloads  # noqa: E402
+from jfa.config import HopperBackwardConfig, HopperForwardConfig  # noqa: E402
+from jfa.impl import choice  # noqa: E402
 from profiling.__main__ import main  # noqa: E402
 from profiling.ablation import child, results  # noqa: E402
+from profiling.ablation.compiled import modelled_ms  # noqa: E402
 from profiling.ablation.effects import drift, effect  # noqa: E402
-from profiling.ablation.plan import full_setting, make_plan, switches_of  # noqa: E402
+from profiling.ablation.plan import begun_from, full_setting, make_plan, switches_of  # noqa: E402
 from profiling.ablation.report import write_report  # noqa: E402
 from profiling.ablation.run import PROGRESS, described, measure, read_progress  # noqa: E402
 from profiling.errors import UserError  # noqa: E402
@@ -64,6 +69,56 @@ def test_switches_can_be_chosen_and_are_named():
     assert {v.name for v in plan.variants} >= {"full", "without peel", "schedule static", "plain", "plain + peel"}
     with pytest.raises(UserError, match="the hopper forward has none named 'pel'; did you mean peel"):
         switches_of(full_setting("hopper", "forward", (9, 0), 128, 2), ["pel"])
+
+
+def begun(*given, direction="forward", resident=False, impl="hopper"):
+    return begun_from(full_setting(impl, direction, (9, 0), 128, 2, resident), given, resident)
+
+
+def test_an_ablation_may_begin_from_another_configuration():
+    assert begun() == full_setting("hopper", "forward", (9, 0), 128, 2)
+    assert begun("peel=false", "stages=1", "split=False").config == HopperForwardConfig(peel=False, stages=1)
+    assert not begun("split=False").split and begun("schedule=dynamic").schedule == "dynamic"
+    shared = begun("stages=2", "dq=shared", direction="backward", resident=True)
+    assert shared.config == HopperBackwardConfig(stages=2)
+    plan = make_plan(shared)
+    assert next(switch for switch in plan.switches if switch.name == "stages").full == 2
+    assert plan.settings()[plan.named("full").key] == shared
+    one = make_plan(begun("stages=1", "prefetch=False", direction="backward"))
+    assert not {"stages", "prefetch"} & {switch.name for switch in one.switches}, "as it is otherwise already"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("stages", "--from stages: expected NAME=VALUE, such as stages=1"),
+        ("stags=1", "--from: the hopper backward has no 'stags'; did you mean stages"),
+        ("stages=two", "--from stages=two: expected a whole number, such as 3"),
+        ("prefetch=1", "--from prefetch=1: expected True or False"),
+        ("schedule=dynamical", "--from: schedules have no 'dynamical'; did you mean dynamic"),
+        ("dq=resident", "--from: dq has no 'resident'; there are shared"),
+        ("split=True", "--from: the hopper backward has no 'split'"),
+    ],
+)
+def test_what_an_ablation_cannot_begin_from_is_one_line(given, said, tmp_path, capsys):
+    with pytest.raises(UserError, match=re.escape(said)):
+        begun(given, direction="backward")
+    command = ["ablate", "--workload", "tiny-causal", "--direction", "backward", "--impl", "hopper", "--compiled"]
+    if choice.has_tlx():
+        assert main([*command, "--from", given, "-o", str(tmp_path / "x")]) == 2
+        out, err = capsys.readouterr()
+        assert said in err and err.count("\n") == 1 and not out
+
+
+def test_a_kernels_own_recording_is_replayed_only_for_its_configuration():
+    """The forward for sm_90 of hsp-loguniform: dealt in order +20 %, as `reports/ablation` measured."""
+    workload = workloads.get("hsp-loguniform")
+    plan = plan_of("hopper", names=["schedule"])
+    found = modelled_ms(plan, workload)
+    static, full = (found[plan.named(name).key] for name in ("schedule static", "full"))
+    assert static / full - 1 == pytest.approx(0.2, abs=0.02)
+    assert not modelled_ms(make_plan(begun("peel=False"), ["schedule"]), workload)
+    assert not modelled_ms(plan, workloads.get("dense-1024"))
 
 
 # --- effects -------------------------------------------------------------------------------------------------------

@@ -336,7 +336,7 @@ def test_replayed_schedules_are_shown_as_modelled(tmp_path):
     for row in document["rows"][:2]:
         makespan = Recording.read(tmp_path / RECORDINGS / row["recording"]).events["end_ns"].max()
         assert makespan == pytest.approx(1e6 * expected[row["key"]], abs=1)
-    assert not modelled_recordings(plan_of("hopper"), workload)
+    assert not modelled_recordings(plan_of("hopper"), workload), "no recording of this workload"
     assert not modelled_recordings(plan, workloads.get("tiny"))
 
 

@@ -447,11 +447,10 @@ class Rows:
             torch.tensor(np.concatenate([[0], np.cumsum(of)]), dtype=torch.int32, device=device)
             for of in (self.lens, self.kv_lens)
         )
-        self.given = (
+        self.statistics = statistics.RowStatistics(
             grad.to(device), grad_lse.to(device) if gradient else None, out.to(device), self.lse.to(device), kv_offsets,
-            None if broadcast else offsets, self.problem,
+            None if broadcast else offsets, self.problem, launch.Run("static", tables.Items(offsets, offsets)),
         )  # fmt: skip
-        self.run = launch.Run("static", tables.Items(offsets, offsets))
 
 
 @settings(max_examples=30)
@@ -459,7 +458,7 @@ class Rows:
 def test_statistics_are_padded_so_that_no_row_needs_a_mask(device, q_lens, keyless, broadcast, gradient, pad):
     """Each row's lse and delta where the backward looks for them, and what weighs nothing behind them."""
     rows, block = Rows(q_lens, keyless, broadcast, gradient, device), 64
-    stats = statistics.numbers(*rows.given, block, pad, rows.run)
+    stats = rows.statistics.numbers(block, pad)
     expected = torch.stack([torch.full_like(stats[0].cpu(), torch.inf), torch.zeros_like(stats[0].cpu())])
     for sequence, length in enumerate(rows.lens):
         start = sum(rows.lens[:sequence])
@@ -484,8 +483,8 @@ def test_a_product_takes_the_statistics_as_they_are(device, q_lens, keyless, bro
     """Columns times takers give −lse / scale and −delta, whose numbers a launch of its own gives."""
     rows, block = Rows(q_lens, keyless, broadcast, gradient, device, scale), 64
     with patch.object(torch, "empty", torch.zeros):  # what neither launch writes is alike then
-        lse, delta = statistics.numbers(*rows.given, block, block, rows.run).cpu()
-        found = statistics.columns(*rows.given, block, takers, rows.run)
+        lse, delta = rows.statistics.numbers(block, block).cpu()
+        found = rows.statistics.columns(block, takers)
     assert found.stats.shape == (2 * takers + rows.heads * found.rows, statistics.COLUMNS)
     if not found.rows:
         return
@@ -494,8 +493,8 @@ def test_a_product_takes_the_statistics_as_they_are(device, q_lens, keyless, bro
     assert (taken == taken[..., :1]).all(), "takers differ from row to row"
     nothing = lse == torch.inf
     assert (taken[..., 0, 0][nothing] < -1e38).all() and (taken[..., 1, 0][nothing] == 0).all()
-    one = max(scale, statistics.LEAST_SCALE)
-    scores = torch.where(nothing, 0.0, taken[..., 0, 0] * one * launch.LOG2_E)
+    assert found.scale == (pytest.approx(scale, rel=1e-12) if scale > 1e-30 else pytest.approx(6.9e-31, rel=0.01))
+    scores = torch.where(nothing, 0.0, taken[..., 0, 0] * found.scale * launch.LOG2_E)
     torch.testing.assert_close(scores, -torch.where(nothing, 0.0, lse).double(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(taken[..., 1, 0], -delta.double(), rtol=1e-6, atol=1e-6)
 
@@ -505,7 +504,7 @@ def test_more_rows_than_a_descriptor_counts_are_refused():
     asked = problem(1, [1] * 4, 1, total_q=4)
     many = dataclasses.replace(asked, batch=2**25, total_q=2**25, broadcast_q=True, q_len=1)
     with pytest.raises(ValueError, match=r"2,147,483,648 query rows .* split the batch, or pass impl='triton'"):
-        statistics.columns(*(None,) * 6, many, 64, 64, launch.Run("static", None))
+        statistics.RowStatistics(*(None,) * 6, many, launch.Run("static", None)).columns(64, 64)
 
 
 if __name__ == "__main__":

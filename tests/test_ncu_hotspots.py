@@ -186,6 +186,7 @@ def test_a_page_without_a_name_and_with_less(tmp_path):
         (HEADER + '"1","EXIT // no","3","4","3"\n"x","EXIT","3","4","3"\n', "line 3: 'x' is no instruction's address"),
         (HEADER + '"0x10","EXIT","many","4","3"\n', "line 2: # Samples is 'many'; expected a count"),
         (HEADER + '"0x10","EXIT","32.5","4","3"\n', "line 2: # Samples is '32.5'; expected a count"),
+        (HEADER + '"0x10","EXIT","1,234.567","4","3"\n', "line 2: # Samples is '1,234.567'; expected a count"),
         (HEADER + f'"0x10","EXIT","{"9" * 400}","4","3"\n', "expected a count"),
         (HEADER + '"0x10","EXIT","-","-",""\n', "line 1: no instruction has a sample"),
         (

@@ -76,8 +76,7 @@ def _shape_on_hopper(setting: Setting, workload: Workload) -> dict[str, Any]:
 def modelled_ms(plan: Plan, workload: Workload) -> dict[str, float]:
     """Expected time of the variants that differ from full in their schedule alone, from a recording in the package.
 
-    Those recordings are of the plain Triton kernels on an H200, so that there is nothing to say of another kernel.
-    Empty where the package has none of this workload and direction.
+    Empty where the package has none of this kernel, configuration, workload and direction.
     """
     schedules, measured = _replayable(plan), _measured(plan, workload)
     if not schedules or measured is None:
@@ -96,16 +95,18 @@ def modelled_recordings(plan: Plan, workload: Workload) -> dict[str, Recording]:
 
 
 def _replayable(plan: Plan) -> dict[str, str]:
-    """key → schedule of the variants that differ from full in it alone; of another kernel than Triton's none."""
+    """key → schedule of the variants that differ from full in it alone."""
     full = plan.named("full").values
-    if plan.setting.impl != "triton" or "schedule" not in full:
+    if "schedule" not in full:
         return {}
     alone = [v for v in plan.variants if {**v.values, "schedule": full["schedule"]} == full]
     return {variant.key: str(s) for variant in alone if (s := variant.values["schedule"]) in SCHEDULES}
 
 
 def _measured(plan: Plan, workload: Workload) -> Recording | None:
-    """The package's recording under schedule static of this workload and direction, whose tiles are replayed."""
-    if f"{workload.name}_{plan.setting.direction}_static" not in examples.names():
-        return None
-    return examples.load(workload.name, plan.setting.direction, "static")
+    """The package's recording under schedule static of this kernel as the plan has it, whose tiles are replayed."""
+    from jfa.config import describe
+
+    found = examples.of_kernel(plan.setting.impl, workload.name, plan.setting.direction)
+    same = found is not None and found.get("kernel.config") == describe(plan.setting.config)
+    return found if same else None

@@ -97,8 +97,8 @@ def _occupancy(document: Mapping[str, Any], row: Mapping[str, Any], folder: Path
 def _why_none(document: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> str:
     if document["grade"] == "compiled":
         return (
-            "no heatmaps: no GPU was here, and schedules are replayed where impl triton and a workload with recordings "
-            "in the package meet"
+            "no heatmaps: no GPU was here, and schedules are replayed only where a recording of this kernel, "
+            "configuration and workload is in the package"
         )
     if "--no-why" in str(document["environment"].get("command") or "").split():
         return (

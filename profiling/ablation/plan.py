@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from profiling.errors import UserError
@@ -155,6 +155,60 @@ def full_setting(
         return Setting(impl, direction, hopper_forward_config(head_dim), "balanced-dynamic")
     choose = forward_config if direction == "forward" else backward_config
     return Setting(impl, direction, choose(capability, head_dim, itemsize), "balanced-dynamic", split=False)
+
+
+def begun_from(full: Setting, given: Sequence[str], resident: bool = False) -> Setting:
+    """The setting with what ``given`` says otherwise, "name=value" each: what an ablation then takes as the full one.
+
+    A name is a field of the configuration, ``schedule``, ``split`` or ``dq``; ``resident``: dQ can stay in registers.
+    UserError: no such name or value; the nearest names.
+    """
+    asked = dict(_parted(words) for words in given)
+    if dq := asked.pop("dq", ""):
+        known = [name for name in ("resident", "shared") if dq_of(full.config) and (resident or name == "shared")]
+        full = full.changed({"dq": _one_of(dq, known, "dq has")})
+    for name, text in asked.items():
+        now = _settable(full).get(_one_of(name, list(_settable(full)), f"the {full.impl} {full.direction} has"))
+        full = full.changed({name: _valued(name, text, now)})
+    return full
+
+
+def _parted(words: str) -> tuple[str, str]:
+    name, equals, value = words.partition("=")
+    if not (name and equals and value):
+        raise UserError(f"--from {words}: expected NAME=VALUE, such as stages=1")
+    return name.strip(), value.strip()
+
+
+def _settable(full: Setting) -> dict[str, Any]:
+    """What can be set of a setting, at its present value."""
+    split = {"split": full.split} if (full.impl, full.direction) == ("hopper", "forward") else {}
+    return {"schedule": full.schedule, **split, **asdict(full.config)}
+
+
+def _one_of(name: str, known: Sequence[str], of: str) -> str:
+    if name in known:
+        return name
+    near = difflib.get_close_matches(name, known, n=2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known) or 'none'}"
+    raise UserError(f"--from: {of} no {name!r}; {hint}")
+
+
+def _valued(name: str, text: str, now: Any) -> Any:
+    """The value that a text names, of the kind of the present one."""
+    from jfa.schedule import SCHEDULES
+
+    if name == "schedule":
+        return _one_of(text, SCHEDULES, "schedules have")
+    if isinstance(now, bool):
+        if text.lower() not in ("true", "false"):
+            raise UserError(f"--from {name}={text}: expected True or False")
+        return text.lower() == "true"
+    if isinstance(now, int):
+        if not text.isascii() or not text.isdigit():
+            raise UserError(f"--from {name}={text}: expected a whole number, such as {now}")
+        return int(text)
+    return text
 
 
 def switches_of(full: Setting, names: Sequence[str] = ()) -> tuple[Switch, ...]:

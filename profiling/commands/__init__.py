@@ -36,8 +36,7 @@ from profiling.commands.waterfall import waterfall
 
 COMMANDS: list[Callable[..., Any]] = [
     demo, doctor, record, overhead, show, waits, schedules, race, advise, sweep, heatmap, compare, report, export,
-    bench, waterfall, ablate, ablation_page, diff_report, ncu, ncu_collect, hotspots,
-    launch,
+    bench, waterfall, ablate, ablation_page, diff_report, ncu, ncu_collect, hotspots, launch,
 ]  # fmt: skip
 
 HELP = """Where does the SM time of an attention kernel over jagged lengths go?

@@ -29,6 +29,12 @@ def ablate(
     switches: Annotated[
         list[str] | None, typer.Option("--switches", help="Only this one; may be given again. Default: all.")
     ] = None,
+    start: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from", metavar="NAME=VALUE", help="Full, but for this; may be given again. Default: as pinned."
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=3, help="Rounds; in each, every configuration is timed once.")] = 30,
     arch: Annotated[int, typer.Option(help="Without a GPU: compile for sm_ARCH.")] = 90,
     why: Annotated[bool, typer.Option("--why/--no-why", help="Record SM time and waits of each too.")] = True,
@@ -42,20 +48,22 @@ def ablate(
 ) -> int:
     """Say what each optimisation buys, and how sure that is.
 
-    Of the full configuration each switch otherwise alone, of the plain one each alone, and the ladder from the one to
-    the other, timed in turn in one process. A configuration that does not compile, hangs, faults or gives a wrong
-    result is a row that says so. Recordings stay in the folder, and the page shows them as linked heatmaps. With --ncu
-    each is launched once more under Nsight Compute, after the rounds. Without a GPU every configuration is compiled,
-    and with impl triton schedules are replayed.
+    Of the full configuration (the pinned one, or what --from makes of it) each switch otherwise alone, of the plain one
+    each alone, and the ladder from the one to the other, timed in turn in one process. A configuration that does not
+    compile, hangs, faults or gives a wrong result is a row that says so. Recordings stay in the folder, and the page
+    shows them as linked heatmaps. With --ncu each is launched once more under Nsight Compute, after the rounds. Without
+    a GPU every configuration is compiled, and schedules are replayed where a recording of that kernel and workload
+    comes along.
 
     \b
     Examples:
       python -m profiling ablate --workload hsp-loguniform -o ablation
       python -m profiling ablate --workload hsp-extreme --direction backward --switches schedule -o extreme --resume
       python -m profiling ablate --workload hsp-half-empty --ncu -o half-empty
+      python -m profiling ablate --workload dense-1024 --direction backward --from stages=2 --switches prefetch -o two
     """
     from profiling.ablation import results
-    from profiling.ablation.plan import can_stay_in_registers, full_setting, make_plan
+    from profiling.ablation.plan import begun_from, can_stay_in_registers, full_setting, make_plan
     from profiling.ablation.report import tables, write_report
 
     arguments.choice(direction, arguments.DIRECTIONS, "direction")
@@ -72,8 +80,10 @@ def ablate(
         _require_ncu(device)
     kernel = _kernel(impl, capability)
     resident = kernel == "hopper" and direction == "backward" and can_stay_in_registers(work)
-    plan = make_plan(full_setting(kernel, direction, capability, work.head_dim, 2, resident), switches or ())
-    told = [f"--switches {name}" for name in switches or ()] + ([] if why else ["--no-why"])
+    full = begun_from(full_setting(kernel, direction, capability, work.head_dim, 2, resident), start or (), resident)
+    plan = make_plan(full, switches or ())
+    told = [f"--from {words}" for words in start or ()]
+    told += [f"--switches {name}" for name in switches or ()] + ([] if why else ["--no-why"])
     told += ["--ncu"] if ncu else []
     told += [f"--repeats {repeats}"] if device == "cuda" else ["--compiled", f"--arch {arch}"]
     about = f"--workload {workload} --direction {direction} --impl {kernel}"

@@ -39,8 +39,8 @@ _OTHERS = {
 """What is waited for, where it is said otherwise than `MEANING` does."""
 _ANSWERS = ("long_scoreboard", "membar", "branch_resolving", "barrier", "")
 """Reasons that stand for several: an answer that has not come, of memory or of what orders it; "": none was given."""
-_PRODUCTS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA")
-_MMAS = (*_PRODUCTS, "HMMA", "IMMA", "QMMA", "OMMA", "DMMA")
+_PRODUCTS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA")
+_MMAS = (*_PRODUCTS, "UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA", "HMMA", "IMMA", "QMMA", "OMMA", "DMMA")
 _SPILLS = ("LDL", "STL")
 _FENCES = ("FENCE", "MEMBAR")
 _HANDS_ON = (*_FENCES, "BAR", "SYNCS", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
@@ -100,7 +100,7 @@ class _Place(NamedTuple):
     """What says for what a warp waits at an instruction: its own name, and what stands before it."""
 
     own: str
-    waits: bool
+    for_products: bool
     tried: bool
     fenced: bool
 
@@ -108,14 +108,14 @@ class _Place(NamedTuple):
 def _places(texts: Sequence[str]) -> list[_Place]:
     names = [opcode(text) for text in texts]
     found = []
-    tried = fenced = -len(names) - _FENCED
+    tried = fenced = -_FENCED - 1
     for place, own in enumerate(names):
         tried = place if "TRYWAIT" in texts[place] else tried
         fenced = place if own in _FENCES else fenced
         near = place - tried <= _TRIED, place - fenced <= _FENCED
         found.append(_Place(own, "DEPBAR" in texts[place] and own == "WARPGROUP", *near))
         if own == "BRA":
-            fenced = -len(names) - _FENCED  # behind a jump something else may have come before
+            fenced = place - _FENCED - 1  # behind a jump something else may have come before
     return found
 
 
@@ -129,7 +129,7 @@ def _what(place: _Place, reason: str) -> str:
             return MBARRIER
         if place.own in _HANDS_ON and place.fenced and reason != "barrier":
             return FENCE
-        if place.waits:
+        if place.for_products:
             return PRODUCTS
         if place.own == "BAR":
             return BARRIER

@@ -83,18 +83,23 @@ def read_page(path: Path) -> Page:
 
 
 def _text(path: Path, page: Page) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
-    if not content.strip():
-        raise UserError(f"{path}: the file is empty; {HOW}")
-    text, note = decoded(content)
+    text, note = decoded(content_of(path, HOW))
     if note:
         page.notes.append(note)
     if "\0" in text:
         raise UserError(f"{path}: this is no text; the pages of ncu --csv are: {HOW}")
     return text
+
+
+def content_of(path: Path, how: str) -> bytes:
+    """A file's bytes. Raises UserError where it cannot be read or is empty; ``how`` says what makes such a file."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    if not content.strip():
+        raise UserError(f"{path}: the file is empty; {how}")
+    return content
 
 
 def decoded(content: bytes) -> tuple[str, str]:

@@ -16,16 +16,18 @@ from profiling.doctor import find_ncu
 from profiling.errors import UserError
 from profiling.ncu.container import MAGIC
 from profiling.ncu.exported import printed_page
-from profiling.ncu.page_text import LONGEST_FIELD, decoded
+from profiling.ncu.page_text import LONGEST_FIELD, content_of, decoded
 from profiling.text import count, plain
 
 HOW = "ncu --import REPORT.ncu-rep --page source --print-source sass --csv"
 COLLECT = "profile with --section SourceCounters"
-SAMPLES = ("# Samples", "Warp Stall Sampling (All Samples)", "# Samples (All)")
+SAMPLES = ("# Samples", "Warp Stall Sampling (All Samples)")
 COUNTS = {"executed": "Instructions Executed", "wavefronts": "L1 Wavefronts Shared"}
 STALL = "stall_"
+Rows = list[tuple[int, list[str]]]
+"""A table's rows, with the lines on which they end."""
 _NOTHING = ("", "-", "n/a")
-_COUNT = re.compile(r"\d{1,18}|\d{1,3}(?:[,.'\u00a0\u202f ]\d{3}){1,5}")
+_COUNT = re.compile(r"[0-9]{1,18}|[0-9]{1,3}(?:(?P<mark>[,.'\u00a0\u202f ])[0-9]{3}(?:(?P=mark)[0-9]{3}){0,4})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,9 @@ def read_source(path: Path) -> list[Listing]:
         UserError: the file cannot be read, holds no source page of machine code, no samples, or is cut or damaged; it
             is a .ncu-rep and there is no ncu.
     """
-    content = _content(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give a report, or what this prints of it: {HOW}")
+    content = content_of(path, HOW)
     if content.startswith(MAGIC):
         ncu = find_ncu()
         if ncu is None:
@@ -66,24 +70,10 @@ def read_source(path: Path) -> list[Listing]:
     return found
 
 
-def _content(path: Path) -> bytes:
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; give a report, or what this prints of it: {HOW}")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}; expected a .ncu-rep, or what this prints: {HOW}") from None
-    if not content.strip():
-        raise UserError(f"{path}: the file is empty; {HOW}")
-    return content
-
-
-Rows = list[tuple[int, list[str]]]
-
-
 def _tables(path: Path, text: str) -> Iterator[tuple[str, int, list[str], Rows]]:
     """(kernel, line of the header, header, rows with their lines) of each kernel."""
-    kernel, header, begun, rows = "", [""], 0, Rows()
+    kernel, header, begun = "", [""], 0
+    rows: Rows = []
     for line, fields in _fields(path, text):
         if fields[:2] == ["Address", "Source"] or fields[:1] == ["Kernel Name"]:
             if begun:
@@ -158,6 +148,6 @@ def _number(path: Path, line: int, column: str, text: str) -> float:
     text = text.strip()
     if text in _NOTHING:
         return 0.0
-    if not text.isascii() and not set(text) <= set("0123456789\u00a0\u202f") or not _COUNT.fullmatch(text):
+    if not _COUNT.fullmatch(text):
         raise UserError(f"{path}: line {line}: {column} is {plain(text, 40)!r}; expected a count")
-    return float("".join(filter(str.isdigit, text)))
+    return float(re.sub("[^0-9]", "", text))

@@ -327,7 +327,7 @@ def jfa_backward_hopper(
             v_own = tlx.local_slice(v_tile[0], [wg * HALF, 0], [HALF, DIM])
             ds_own = tlx.local_slice(ds_tile[0], [wg * HALF, 0], [HALF, BLOCK_Q])
             takes_lse, takes_delta = takers[0], takers[1]
-            tlx.barrier_wait(takers_full[0], 0)
+            tlx.barrier_wait(takers_full[0], 0)  # once a launch: not noted
             while tile >= 0:
                 begun = noted
                 instrument.begin_span(lane, begun, capacity, _KIND_TILE, -1, LEVEL, 2)
@@ -511,9 +511,8 @@ def backward(
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
     facts = {"heads": heads, "head_dim": dim}
     half = config.block_kv // 2
-    stats = statistics.columns(
-        grad_rows, grad_lse, out, lse, kv_offsets, q_offsets, problem, config.block_q, half, run
-    )  # fmt: skip
+    rows = statistics.RowStatistics(grad_rows, grad_lse, out, lse, kv_offsets, q_offsets, problem, run)
+    stats = rows.columns(config.block_q, half)
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     grid = ctas(run, problem, config, q.device)
     with instrument.launch_range("jfa_backward", run.schedule, **facts):
@@ -542,7 +541,7 @@ def backward(
             problem.total_kv,
             problem.window_right,
             problem.window_left,
-            max(problem.scale, statistics.LEAST_SCALE) * launch.LOG2_E,
+            stats.scale * launch.LOG2_E,
             problem.scale,
             run.recorder.buffer,
             run.recorder.capacity,

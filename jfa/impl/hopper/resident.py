@@ -147,7 +147,7 @@ def jfa_backward_resident(
 ):
     """Rows ``first_row`` … of Q, CLUSTER · 128 of them. ``ADD``: to the dK and dV of the rows before.
 
-    stat_lse, stat_delta: float32 (H, stat_rows) as `statistics.numbers` gives them, padded to CLUSTER · 128 rows.
+    stat_lse, stat_delta: float32 (H, stat_rows) as `RowStatistics.numbers` gives them, padded to CLUSTER · 128 rows.
     """
     HALF: tl.constexpr = _ROWS // 2
     WIDTH: tl.constexpr = _WIDTH
@@ -526,8 +526,8 @@ def backward(
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
     facts = {"heads": heads, "head_dim": dim}
-    sizes = (ROWS // 2, together * ROWS)
-    stats = statistics.numbers(grad_rows, grad_lse, out, lse, kv_offsets, None, problem, *sizes, run)
+    rows = statistics.RowStatistics(grad_rows, grad_lse, out, lse, kv_offsets, None, problem, run)
+    stats = rows.numbers(ROWS // 2, together * ROWS)
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     grid = ctas(run, problem, config, q.device)
     workers, part = grid // together, together * ROWS

@@ -12,6 +12,7 @@ backward took 2.4 % less with it on dense-1024 and 3.1 to 3.5 % on dense-2048, d
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from jfa import instrument
 from jfa.impl.hopper import dq as summing
+from jfa.impl.hopper.forward import score_scale
 from jfa.impl.triton import launch, primitives
 from jfa.validation import Problem
 
@@ -29,8 +31,6 @@ COLUMNS = 16
 """Of a row's statistics in a product: the least that one has."""
 PARTS = 3
 """bfloat16 numbers that add up to a float32."""
-LEAST_SCALE = 1e-30
-"""−lse / scale of a scale of 0 would be no number; so small a scale makes every score 0 as well."""
 MOST_ROWS = 2**31 - 1
 """Of a descriptor, whose coordinates are int32."""
 _COLUMNS, _PARTS = tl.constexpr(COLUMNS), tl.constexpr(PARTS)
@@ -137,101 +137,85 @@ def padded_rows(problem: Problem, block: int, pad: int) -> int:
     return summing.blocks_of(problem, block) * block
 
 
-def numbers(
-    grad_rows: Tensor,
-    grad_lse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    kv_offsets: Tensor,
-    q_offsets: Tensor | None,
-    problem: Problem,
-    block: int,
-    pad: int,
-    run: launch.Run,
-) -> Tensor:
-    """lse in log2 units and delta, float32 (2, H, rows): a shared Q's padded to ``pad`` rows, others to ``block``."""
-    rows = padded_rows(problem, block, pad)
-    stats = torch.empty((2, problem.heads, rows), dtype=torch.float32, device=out.device)
-    _launch(grad_rows, grad_lse, out, lse, stats, kv_offsets, q_offsets, problem, block, pad, 0, run)
-    return stats
-
-
 class Columns(NamedTuple):
-    """Statistics as columns: bfloat16 [2 · takers + H · rows, COLUMNS], the takers first."""
+    """Statistics as columns: bfloat16 [2 · takers + H · rows, COLUMNS], the takers first, for scores times ``scale``.
+
+    The scale is the problem's, but never 0: −lse / scale would be no number.
+    """
 
     stats: Tensor
     rows: int
     takers: int
+    scale: float
 
     def descriptor(self, block: int) -> TensorDescriptor:
         """Of ``block`` rows."""
         return TensorDescriptor(self.stats, list(self.stats.shape), [COLUMNS, 1], [block, COLUMNS])
 
 
-def columns(
-    grad_rows: Tensor,
-    grad_lse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    kv_offsets: Tensor,
-    q_offsets: Tensor | None,
-    problem: Problem,
-    block: int,
-    takers: int,
-    run: launch.Run,
-) -> Columns:
-    """−lse / scale and −delta as parts, padded to ``block`` rows, and takers of ``takers`` rows.
+@dataclass(frozen=True)
+class RowStatistics:
+    """Of a call's rows: grad_rows (total_q, H, D) with any stride of rows, the others as the op has them."""
 
-    Raises ValueError where there are more rows than coordinates.
-    """
-    rows = padded_rows(problem, block, block)
-    if 2 * takers + problem.heads * rows > MOST_ROWS:
-        raise ValueError(
-            f"{problem.heads * rows:,} query rows (of all heads, a sequence's padded to a multiple of {block}) are "
-            f"more than the backward for sm_90 counts, {MOST_ROWS:,}: split the batch, or pass impl='triton'"
-        )
-    stats = torch.empty((2 * takers + problem.heads * rows, COLUMNS), dtype=torch.bfloat16, device=out.device)
-    _launch(grad_rows, grad_lse, out, lse, stats, kv_offsets, q_offsets, problem, block, block, takers, run)
-    return Columns(stats, rows, takers)
+    grad_rows: Tensor
+    grad_lse: Tensor | None
+    out: Tensor
+    lse: Tensor
+    kv_offsets: Tensor
+    q_offsets: Tensor | None
+    problem: Problem
+    run: launch.Run
 
+    def numbers(self, block: int, pad: int) -> Tensor:
+        """lse in log2 units and delta, float32 (2, H, rows): a shared Q's padded to ``pad``, others to ``block``."""
+        shape = (2, self.problem.heads, padded_rows(self.problem, block, pad))
+        return self._written(torch.empty(shape, dtype=torch.float32, device=self.out.device), block, pad, 0)
 
-def _launch(
-    grad_rows: Tensor,
-    grad_lse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    stats: Tensor,
-    kv_offsets: Tensor,
-    q_offsets: Tensor | None,
-    problem: Problem,
-    block: int,
-    pad: int,
-    takers: int,
-    run: launch.Run,
-) -> None:
-    rows = padded_rows(problem, block, pad)
-    if not rows:
-        return
-    with instrument.launch_range("jfa_delta", run.schedule, heads=problem.heads, head_dim=problem.head_dim):
-        jfa_stats[(rows // block * problem.heads,)](
-            out,
-            lse,
-            grad_rows,
-            grad_lse,
-            stats,
-            q_offsets,
-            kv_offsets,
-            problem.batch,
-            problem.q_len,
-            problem.total_q,
-            rows,
-            grad_rows.stride(0),
-            problem.heads,
-            max(problem.scale, LEAST_SCALE),
-            BROADCAST_Q=problem.broadcast_q,
-            ROWS=block,
-            PAD=pad,
-            TAKERS=takers,
-            DIM=problem.head_dim,
-            num_warps=2,
-        )
+    def columns(self, block: int, takers: int) -> Columns:
+        """−lse / scale and −delta as parts, padded to ``block`` rows, and takers of ``takers`` rows.
+
+        Raises ValueError where there are more rows than coordinates.
+        """
+        heads, rows = self.problem.heads, padded_rows(self.problem, block, block)
+        if 2 * takers + heads * rows > MOST_ROWS:
+            raise ValueError(
+                f"{heads * rows:,} query rows (of all heads, a sequence's padded to a multiple of {block}) are more "
+                f"than the backward for sm_90 counts, {MOST_ROWS:,}: split the batch, or pass impl='triton'"
+            )
+        stats = torch.empty((2 * takers + heads * rows, COLUMNS), dtype=torch.bfloat16, device=self.out.device)
+        return Columns(self._written(stats, block, block, takers), rows, takers, self._scale)
+
+    @property
+    def _scale(self) -> float:
+        return score_scale(self.problem) / launch.LOG2_E
+
+    def _written(self, stats: Tensor, block: int, pad: int, takers: int) -> Tensor:
+        problem = self.problem
+        rows = padded_rows(problem, block, pad)
+        if not rows:
+            return stats
+        facts = {"heads": problem.heads, "head_dim": problem.head_dim}
+        with instrument.launch_range("jfa_delta", self.run.schedule, **facts):
+            jfa_stats[(rows // block * problem.heads,)](
+                self.out,
+                self.lse,
+                self.grad_rows,
+                self.grad_lse,
+                stats,
+                self.q_offsets,
+                self.kv_offsets,
+                problem.batch,
+                problem.q_len,
+                problem.total_q,
+                rows,
+                self.grad_rows.stride(0),
+                problem.heads,
+                self._scale,
+                BROADCAST_Q=problem.broadcast_q,
+                ROWS=block,
+                PAD=pad,
+                TAKERS=takers,
+                DIM=problem.head_dim,
+                num_warps=2,
+            )
+        return stats

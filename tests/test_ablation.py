@@ -22,7 +22,7 @@ from jfa import workloads  # noqa: E402
 from jfa.config import HopperBackwardConfig, HopperForwardConfig  # noqa: E402
 from jfa.impl import choice  # noqa: E402
 from profiling.__main__ import main  # noqa: E402
-from profiling.ablation import child, results  # noqa: E402
+from profiling.ablation import child, clocks, results  # noqa: E402
 from profiling.ablation.compiled import modelled_ms  # noqa: E402
 from profiling.ablation.effects import drift, effect  # noqa: E402
 from profiling.ablation.plan import begun_from, full_setting, make_plan, switches_of  # noqa: E402
@@ -148,6 +148,80 @@ def test_drift_is_seen():
     assert np.isnan(drift(np.ones(5)))
     assert drift(np.ones(9)) == 0.0
     assert drift(np.linspace(1.0, 1.2, 30)) > 0.1
+
+
+class Nvml:
+    """A stand-in for NVML, that answers as its API reference says: 0 and the value through the last argument."""
+
+    def __init__(self, known=b"GPU-1-2", says=(1620, 52, 640_000), fails=()):
+        self.known, self.says, self.fails = known, says, fails
+
+    def nvmlInit_v2(self):
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid, handle):
+        return 0 if uuid == self.known else 2
+
+    def _answer(self, number, value):
+        if number in self.fails:
+            return 3
+        value._obj.value = self.says[number]
+        return 0
+
+    def nvmlDeviceGetClockInfo(self, handle, kind, value):
+        assert kind == 1
+        return self._answer(0, value)
+
+    def nvmlDeviceGetTemperature(self, handle, kind, value):
+        assert kind == 0
+        return self._answer(1, value)
+
+    def nvmlDeviceGetPowerUsage(self, handle, value):
+        return self._answer(2, value)
+
+
+def test_clocks_are_read_where_nvml_is():
+    def absent(name):
+        raise OSError(name)
+
+    assert clocks.Watch.of("1-2", absent) is None and clocks.Watch.of("3-4", lambda name: Nvml()) is None
+    assert clocks.Watch.of("1-2", lambda name: Nvml()).read() == {"sm_mhz": 1620, "celsius": 52, "watt": 640}
+    assert clocks.Watch.of("GPU-1-2", lambda name: Nvml(fails=(0, 2))).read() == {"celsius": 52}
+
+
+def test_how_clocks_moved():
+    readings = [{"sm_mhz": 1620 - 20 * n, "watt": 640} for n in range(9)] + [{}]
+    found = clocks.moved(readings)
+    assert found["sm_mhz"] == {"first": 1600, "last": 1480, "low": 1460, "high": 1620} and "celsius" not in found
+    assert clocks.words(found) == "SM clock 1,600 → 1,480 MHz, 640 → 640 W"
+    assert not clocks.moved(readings[:5]) and clocks.words({}) == ""
+
+
+def test_what_nvml_said_is_in_the_report(tmp_path):
+    """Beside a drift that has to be explained, and below the tables in any case."""
+    plan = plan_of(names=["schedule"])
+    folder = tmp_path / "run"
+    folder.mkdir()
+    keys = list(plan.settings())
+    lines = [{"event": "child"}]
+    for number in range(9):
+        lines += [{"event": "sample", "key": key, "round": number, "ms": 1.0 + number / 50} for key in keys]
+        lines.append({"event": "clocks", "round": number, "sm_mhz": 1620.0 - 20 * number, "celsius": 52.0 + number})
+    (folder / PROGRESS).write_text("\n".join(map(json.dumps, lines)))
+    found = read_progress(folder)
+    assert len(found.clocks) == 9 and "round" not in found.clocks[0]
+    document = results.assemble(plan, "tiny", found, {}, {}, {"command": "a test"})
+    write_report(document, folder, found)
+    assert results.read(folder)["clocks"]["sm_mhz"]["last"] == 1480
+    text = (folder / "report.md").read_text()
+    assert "over the run (from the first third of the rounds to the last SM clock 1,600 → 1,480 MHz, 53 → 59 °C" in text
+    assert "By NVML, from the first third" in text and "By NVML" in (folder / "index.html").read_text()
+
+
+@pytest.mark.gpu
+def test_nvml_knows_this_gpu():
+    watch = child._watch(torch.device("cuda", 0))
+    assert watch is not None and watch.read()["sm_mhz"] > 100
 
 
 # --- minding the child ---------------------------------------------------------------------------------------------

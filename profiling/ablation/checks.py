@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from profiling.ablation.clocks import UNITS
 from profiling.ablation.counters import FACTS, LSU
 from profiling.errors import UserError
 from profiling.text import plain
@@ -96,6 +97,7 @@ DOCUMENT = _object(
         "grade": _one_of("measured", "compiled"),
         "interrupted": FLAG,
         "drift": NUMBER.or_null(),
+        "clocks?": _object(**{f"{name}?": _object(first=NUMBER, last=NUMBER) for name in UNITS}).or_null(),
         "environment": _object(**{"gpu?": TEXT.or_null(), "command?": TEXT}),
         "setting?": _object(**{"config?": _object().or_null()}).or_null(),
         "switches": LIST,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from jfa.workloads import Workload
+    from profiling.ablation.clocks import Watch
     from profiling.ablation.plan import Setting
     from profiling.launching import Launcher
     from profiling.recording import Recording
@@ -62,11 +63,13 @@ def main() -> None:
         say(event="begin", key=key)
         for _ in range(WARMUP):
             take()
-    keys = list(ready)
+    keys, watch = list(ready), _watch(device)
     for number, order in enumerate(orders(len(keys), request["rounds"])):
         for key in (keys[place] for place in order):
             say(event="begin", key=key)
             say(event="sample", key=key, round=number, ms=ready[key]())
+        if watch is not None:
+            say(event="clocks", round=number, **watch.read())
     for key in request["why"]:
         if key not in ready:
             continue
@@ -84,6 +87,16 @@ def _device(name: str) -> torch.device:
     import torch
 
     return torch.device(name)
+
+
+def _watch(device: torch.device) -> Watch | None:
+    from profiling.ablation.clocks import Watch
+
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return Watch.of(str(torch.cuda.get_device_properties(device).uuid))
 
 
 def setting_of(described: dict[str, Any]) -> Setting:

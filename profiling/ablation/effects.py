@@ -53,7 +53,13 @@ def effect(times: np.ndarray, others: np.ndarray, seed: int = 0) -> Effect:
 
 def drift(times: np.ndarray) -> float:
     """How much longer the last third of a variant's samples took than its first third, relative; NaN below six."""
-    third = len(times) // 3
+    first, last = thirds(times)
+    return last / first - 1
+
+
+def thirds(values: np.ndarray) -> tuple[float, float]:
+    """The medians of the first third of the values and of the last; NaN of fewer than six."""
+    third = len(values) // 3
     if third < 2:
-        return math.nan
-    return float(np.median(times[-third:]) / np.median(times[:third]) - 1)
+        return math.nan, math.nan
+    return float(np.median(values[:third])), float(np.median(values[-third:]))

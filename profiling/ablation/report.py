@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from profiling.ablation.clocks import words
 from profiling.ablation.counters import GRADE, LSU
 from profiling.ablation.figures import about, ladder, tornado
 from profiling.ablation.heatmaps import heatmaps
@@ -36,6 +37,8 @@ def write_report(document: Mapping[str, Any], folder: Path, measured: Measured |
     write(folder / RESULTS, written(document))
     parts = [f"# {title}\n", *(f"> {line}\n" for line in warnings), *(markdown(table, 2) for table in shown)]
     parts += [f"> {escaped(line)}\n" for line in linked.missing]
+    if told := words(document.get("clocks") or {}):
+        parts.append(f"By NVML, from the first third of the rounds to the last: {told}\n")
     parts.append(f"Command: `{document['environment'].get('command', '')}`\n")
     write(folder / MARKDOWN, "\n".join(parts))
     if measured and measured.samples:
@@ -53,6 +56,7 @@ def write_report(document: Mapping[str, Any], folder: Path, measured: Measured |
             tables=shown,
             warnings=warnings,
             command=document["environment"].get("command", ""),
+            clocks=words(document.get("clocks") or {}),
         ),
     )
     return folder / PAGE
@@ -81,7 +85,9 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     if document["interrupted"]:
         lines.append("interrupted: what was measured until then; the same command with --resume goes on")
     if abs(document["drift"] if document["drift"] is not None else math.nan) > DRIFTED:
-        lines.append(f"the full configuration's own time moved by {document['drift'] * 100:+.1f} % over the run")
+        told = words(document.get("clocks") or {})
+        seen = f" (from the first third of the rounds to the last {told}, by NVML)" if told else ""
+        lines.append(f"the full configuration's own time moved by {document['drift'] * 100:+.1f} % over the run{seen}")
     if document["grade"] == "compiled":
         lines.append("no GPU was here: resources are compiled, times modelled where there are any; nothing was run")
     return lines

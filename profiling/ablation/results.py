@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from profiling.ablation.checks import DOCUMENT, check
+from profiling.ablation.clocks import moved
 from profiling.ablation.effects import drift, effect
 from profiling.ablation.plan import Plan, dq_of
 from profiling.ablation.run import Measured, described
@@ -51,7 +52,8 @@ def assemble(
         "direction": plan.setting.direction,
         "grade": "measured" if samples else "compiled",
         "interrupted": bool(measured and measured.interrupted),
-        "drift": None if math.isnan(moved := drift(np.asarray(samples.get(full, [])))) else moved,
+        "drift": None if math.isnan(longer := drift(np.asarray(samples.get(full, [])))) else longer,
+        "clocks": moved(measured.clocks) if measured else {},
         "environment": dict(environment),
         "setting": {**described(plan.setting), "dq": dq_of(plan.setting.config)},
         "switches": [

@@ -20,6 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+from profiling.ablation.clocks import UNITS
 from profiling.ablation.plan import Plan, Setting
 from profiling.errors import UserError
 from profiling.ncu.collection import of_the_machine
@@ -31,12 +32,14 @@ LIMIT_S = 180.0
 
 @dataclass
 class Measured:
-    """What is known of each key so far: samples (ms, in the order of the rounds), facts, and why it failed."""
+    """What is known of each key so far: samples (ms, in the order of the rounds), facts, and why it failed; and of the
+    GPU: clocks, a reading of `profiling.ablation.clocks` a round."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     explained: set[str] = field(default_factory=set)
+    clocks: list[dict[str, float]] = field(default_factory=list)
     interrupted: bool = False
 
     def take(self, event: dict[str, Any]) -> None:
@@ -46,6 +49,8 @@ class Measured:
             self._align()
         elif kind == "sample":
             self.samples.setdefault(key, []).append(event["ms"])
+        elif kind == "clocks":
+            self.clocks.append({name: value for name, value in event.items() if name in UNITS})
         elif kind == "told":
             self.explained |= set(event["keys"])
         elif kind == "failed":

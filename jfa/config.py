@@ -70,6 +70,7 @@ class HopperBackwardConfig:
     ``block_q`` queries a step, ``stages`` of them in flight; ``registers`` a compute thread's. ``prefetch``, of two
     stages or more: the next step's scores are started before dQ of this one is stored. A warpgroup stores its half of
     dQ's columns in ``dq_slices`` (1 or 2), through ``dq_buffers`` of a slice each (1 to 3).
+    ``round_beside``: dQ is rounded beside the kernel, on SMs left to it, where `impl/hopper/rounding.py` can.
     """
 
     block_q: int = 64
@@ -78,6 +79,7 @@ class HopperBackwardConfig:
     prefetch: bool = True
     dq_slices: int = 1
     dq_buffers: int = 1
+    round_beside: bool = True
     registers: int = 240
     ptx_options: str = "--regAllocOptLevel=5"
 

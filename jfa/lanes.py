@@ -49,6 +49,7 @@ WAITS = {
     "part_empty": 34,
     "next_full": 35,
     "next_empty": 36,
+    "dq_added": 37,
 }
 """Numbers of the barriers that a role waits for. ``full``: until a buffer holds its load, ``empty``: until it may be
 overwritten; ``turn``: for the other warpgroup at the tensor cores; ``next``: for the tile that the other CTA of a pair

@@ -378,6 +378,9 @@ FAULTS = {
             WRONG,
             """
             -tlx.async_descriptor_store_wait(0)
+             if ANNOUNCE:
+                 hopper.stored()
+                 tlx.barrier_arrive(dq_added[turn % _TURNS], 1)
              tlx.local_store(out_tiles[wg * OUT_PLACES], dv_acc.to(dtype).reshape(1, 1, HALF, DIM))
             """,
         ),
@@ -447,6 +450,33 @@ FAULTS = {
             """
              tile = hopper.get(item_tile[turn % _SLOTS])
             -tlx.async_descriptor_store_wait(0)
+            """,
+        ),
+    },
+    "shared-beside": {
+        "last-tile-not-announced": (
+            WRONG,
+            """
+             tlx.barrier_arrive(item_full[slot], 1)
+             if ANNOUNCE:
+            -    if turn > 0:
+            +    if turn < 0:
+            """,
+        ),
+        "tile-counted-as-the-next": (
+            WRONG,
+            """
+            +added = batch * heads_kv + head
+             if turn > 0:
+                 noted = announce(dq_added, turn - 1, done + added, lane, noted, capacity, LEVEL)
+            -added = batch * heads_kv + head
+            """,
+        ),
+        "one-barrier-for-two-tiles": (
+            STUCK,
+            """
+            -tlx.barrier_arrive(dq_added[turn % _TURNS], 1)
+            +tlx.barrier_arrive(dq_added[0], 1)
             """,
         ),
     },

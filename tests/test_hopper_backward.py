@@ -27,7 +27,7 @@ if not choice.has_tlx():
     pytest.skip("TLX comes with fbtriton (x86-64)", allow_module_level=True)
 
 from jfa.impl.hopper import backward as shared  # noqa: E402
-from jfa.impl.hopper import resident  # noqa: E402
+from jfa.impl.hopper import resident, rounding  # noqa: E402
 
 HANGS_AFTER_S = 300
 KV_RESTS = (0, 1, 63, 64, 65, 0, 127, 128, 129, 700, 0)
@@ -37,9 +37,24 @@ SHARED_Q = {
     for rows in (1, 64, 100, 128, 129, 200, 256, 257, 300, 512)
 }
 
+# More tiles than CTAs; sequences without queries, without keys, without either; rows behind the last.
+BESIDE = {
+    "skewed": Case(q_lens=(3000, 0, 5, 700, 1) * 30, kv_lens=(3000, 70, 0, 129, 1) * 30, head_dim=128),
+    "group": Case(q_lens=(100, 64, 0, 1) * 60, kv_lens=(300, 0, 5, 128) * 60, heads=4, heads_kv=1, unused=90),
+    "one": Case(q_lens=(9000,), kv_lens=(130,), heads=1, heads_kv=1, head_dim=128),
+    "few-keys": Case(q_lens=(50_000, 3), kv_lens=(1, 1), heads=2, heads_kv=2, head_dim=128),
+}  # fmt: skip
 
-def gradients(inputs: Inputs, kind: str, options: dict, schedule: str = "balanced-dynamic") -> Results:
-    """out and lse of the op, and the gradients of one kernel run on them."""
+
+@pytest.fixture
+def any_sum_is_rounded_beside(monkeypatch):
+    monkeypatch.setattr(rounding, "LEAST_BYTES", 0)
+
+
+def gradients(
+    inputs: Inputs, kind: str, options: dict, schedule: str = "balanced-dynamic", *, beside: bool = False
+) -> Results:
+    """out and lse of the op, and the gradients of one kernel run on them; ``beside``: dQ must be rounded beside it."""
     q, k, v = (tensor.detach() for tensor in (inputs.q, inputs.k, inputs.v))
     offsets = (inputs.kv_offsets, inputs.q_offsets)
     causal, window = options.get("causal", False), options.get("window")
@@ -55,7 +70,8 @@ def gradients(inputs: Inputs, kind: str, options: dict, schedule: str = "balance
             config = HopperResidentConfig()
             found = resident.backward(grad_out, None, q, k, v, rows, lse, *offsets, problem, config, run)
         else:
-            config = HopperBackwardConfig()
+            config = HopperBackwardConfig(round_beside=beside)
+            assert beside == (rounding.sms_beside(run, problem, config, q.device) > 0)
             found = shared.backward(grad_out, None, q, k, v, rows, lse, *offsets, problem, config, run)
     torch.cuda.synchronize()
     return Results(out, lse, *found)
@@ -80,6 +96,48 @@ class TestOnTheGpu:
     def test_shared_serves_large_shapes(self, name):
         inputs = LARGE_CASES[name].inputs("cuda", torch.bfloat16)
         assert_results_close(gradients(inputs, "shared", LARGE_CASES[name].options), inputs, **LARGE_CASES[name].bounds)
+
+    @pytest.mark.parametrize("schedule", ["static", "balanced", "dynamic", "balanced-dynamic"])
+    @pytest.mark.parametrize("name", BESIDE)
+    def test_dq_is_rounded_beside(self, name, schedule, any_sum_is_rounded_beside):
+        inputs = BESIDE[name].inputs("cuda", torch.bfloat16)
+        for _ in range(3):
+            assert_results_close(gradients(inputs, "shared", {}, schedule, beside=True), inputs)
+
+    def test_beside_other_streams_and_in_a_graph(self, any_sum_is_rounded_beside):
+        """Launches of three streams at once, and one captured and run again, give what one alone does."""
+        inputs = BESIDE["skewed"].inputs("cuda", torch.bfloat16)
+        tensors, offsets = (inputs.q, inputs.k, inputs.v), (inputs.kv_offsets, inputs.q_offsets)
+        problem = validation.validate(*tensors, *offsets, None, None, None)
+        out, lse = jagged_attention(*tensors, *offsets, return_lse=True)
+        config = HopperBackwardConfig()
+
+        def run() -> tuple[torch.Tensor, ...]:
+            plan = launch.Run("balanced-dynamic", attention.backward_items(*offsets, problem, 128, "balanced-dynamic"))
+            return shared.backward(inputs.grad_out, None, *tensors, out, lse, *offsets, problem, config, plan)
+
+        expected = run()
+        streams = [torch.cuda.Stream() for _ in range(3)]
+        torch.cuda.synchronize()
+        found = []
+        for _ in range(20):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    found.append(run())
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found.append(run())
+        for _ in range(3):
+            for gradient in found[-1]:
+                gradient.fill_(torch.nan)
+            graph.replay()
+            torch.cuda.synchronize()
+            for gradient, right in zip(found[-1], expected, strict=True):
+                torch.testing.assert_close(gradient, right, rtol=2e-2, atol=2e-3)
+        for gradients_of in found:
+            for gradient, right in zip(gradients_of, expected, strict=True):
+                torch.testing.assert_close(gradient, right, rtol=2e-2, atol=2e-3)
 
     @pytest.mark.parametrize("dtype", HALVES, ids=str)
     @pytest.mark.parametrize("head_dim", [64, 128])
@@ -141,7 +199,7 @@ class TestOnTheGpu:
         for gradient in (found.dk, found.dv):
             assert gradient[:100].isnan().all() and gradient[100:].isfinite().all()
 
-    def test_no_batch_hangs(self):
+    def test_no_batch_hangs(self, any_sum_is_rounded_beside):
         """200 batches of extreme skew, each under a schedule of its own; Triton's kernel says what is right."""
         # A kernel that hangs cannot be interrupted from Python.
         faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)

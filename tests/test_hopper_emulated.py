@@ -36,6 +36,7 @@ if not INTERPRETED:
 from jfa.impl.hopper import backward as hopper_backward  # noqa: E402
 from jfa.impl.hopper import forward as hopper_forward  # noqa: E402
 from jfa.impl.hopper import resident as hopper_resident  # noqa: E402
+from jfa.impl.hopper import rounding  # noqa: E402
 from profiling.emulator import emulated  # noqa: E402
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -138,6 +139,22 @@ def shared(case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", sms=2, reco
     """Run the backward that adds dQ up in memory, and compare it."""
     config = dataclasses.replace(HopperBackwardConfig(), **changes)
     return gradients(case, seed, dtype, schedule, sms, hopper_backward, "jfa_backward_hopper", config, recorder)
+
+
+def shared_beside(case, seed=0, **options) -> int:
+    """As `shared`, with small sums rounded beside it too; how many were. Their tiles must have been counted."""
+    rounded, calls = rounding.rounded_beside, []
+
+    def when_counted(dq, grad, q_offsets, kv_offsets, block_kv, *rest):
+        tiles = ((kv_offsets.diff() + block_kv - 1) // block_kv * (q_offsets.diff() > 0))[:, None]
+        done = dq.done.view(len(tiles), -1) * (q_offsets.diff() > 0)[:, None]
+        assert (done == tiles).all(), "it would wait for ever"
+        calls.append(dq)
+        return rounded(dq, grad, q_offsets, kv_offsets, block_kv, *rest)
+
+    with patch.multiple(rounding, LEAST_BYTES=0, MOST_SHARE=2, rounded_beside=when_counted):
+        shared(case, seed, **options)
+    return len(calls)
 
 
 def resident(case, seed=0, *, dtype=BF16, schedule="balanced", sms=2, recorder=OFF, **changes) -> Results:
@@ -245,6 +262,24 @@ class TestShared:
         lens = {"q_lens": (65, 1, 200), "kv_lens": (129, 70, 130)}
         case = Case(**lens, heads=2, heads_kv=1, head_dim=head_dim, causal=head_dim == 64)
         shared(case, len(changes), sms=1, **changes)
+
+    @pytest.mark.parametrize(("name", "dtype"), SHAPES, ids=str)
+    def test_every_shape_rounded_beside(self, name, dtype):
+        case = CASES[name]
+        own = case.q_lens is not None and len(case.kv_lens) > 0
+        plain = own and not case.causal and case.window is None and sum(case.kv_lens) + case.unused > 0
+        assert shared_beside(case, seed=len(name), dtype=dtype, sms=2 + len(name) % 2) == plain
+
+    @pytest.mark.parametrize("schedule", SCHEDULES)
+    @pytest.mark.parametrize("case", [RESTS, CASES["empty-q"], CASES["empty-both"]], ids=["rests", "q", "both"])
+    def test_every_schedule_rounded_beside(self, case, schedule):
+        assert shared_beside(case, 2, schedule=schedule, sms=3) == (schedule != "grid")
+
+    @pytest.mark.parametrize("changes", [{"prefetch": False}, {"dq_slices": 2, "dq_buffers": 2}], ids=str)
+    @pytest.mark.parametrize("heads_kv", [1, 2])
+    def test_groups_and_slices_rounded_beside(self, heads_kv, changes):
+        case = Case(q_lens=(65, 0, 200, 30), kv_lens=(129, 70, 0, 260), heads=4, heads_kv=heads_kv, head_dim=64)
+        assert shared_beside(case, len(changes), sms=2, **changes)
 
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("changes", [{"stages": 2, "dq_buffers": 2}, {"dq_slices": 2, "dq_buffers": 2}], ids=str)

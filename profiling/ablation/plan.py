@@ -120,6 +120,7 @@ _HOPPER_BACKWARD = (
     ("schedule", "static", "tiles sorted by cost and fetched on demand, against dealt in order"),
     ("stages", 1, "blocks of queries in flight; one leaves nothing to start ahead (prefetch)"),
     ("prefetch", False, "the next scores started before dQ is stored"),
+    ("round_beside", False, "dQ rounded beside the kernel, on SMs left to it, against a pass behind it"),
     ("dq", "shared", "dQ kept in registers, against added up in memory"),
     ("k_stages", 1, "tiles of K in flight"),
     ("v_stages", 2, "tiles of V in flight"),

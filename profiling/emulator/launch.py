@@ -85,10 +85,15 @@ class Source:
             id(instrument.read_wait_clock.fn): self._now,
             id(instrument.start_count.fn): lambda roles: 0,
             id(primitives.one_of_eight.fn): lambda: 1 / 8,
+            id(primitives.stored.fn): self._stored,
             id(instrument.store_word.fn): self._store_word,
             id(instrument.store_pair.fn): self._store_pair,
             id(instrument.store_quad.fn): self._store_quad,
         }
+
+    def _stored(self) -> None:
+        before = list(self.world.me().stores)
+        self.world.pause("its TMA stores to arrive", lambda: all(store.over for store in before))
 
     def _now(self, count: int = 0, limit: int = 1) -> int:
         return STEP_NS * (1 + self.world.steps)

@@ -28,7 +28,7 @@ class _Abort(BaseException):
 class Later:
     """Work of an asynchronous engine: done at some moment after it was issued.
 
-    ``cta``: whose shared memory it needs; None where it needs none.
+    ``cta``: whose shared memory it needs; None where it needs none. ``then``: what follows when it is done.
     """
 
     what: str
@@ -36,6 +36,12 @@ class Later:
     cta: Any
     pace: float
     done: bool = False
+    then: Later | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether it is done, and what follows too."""
+        return self.done and (self.then is None or self.then.over)
 
     def run(self) -> None:
         if self.cta is not None and self.cta.ended:
@@ -89,7 +95,13 @@ class World:
 
     def store(self, what: str, read: Callable[[], Callable[[], None]]) -> Later:
         """Issue a store, done when shared memory has been read: what ``read`` gives writes memory at a later moment."""
-        return self.later(what, lambda: self.pending.append(Later(what, read(), None, self._pace())))
+
+        def work() -> None:
+            issued.then = Later(what, read(), None, self._pace())
+            self.pending.append(issued.then)
+
+        issued = self.later(what, work)
+        return issued
 
     def pause(self, waits_for: str = "", ready: Callable[[], bool] | None = None) -> None:
         """Let others run; go on when ``ready``."""

@@ -1,4 +1,4 @@
-"""dQ's sum in float32 of the backward that shares it: how it lies in memory, how a tile adds to it, its rounding.
+"""dQ's sum in float32 of the backward that shares it: how it lies in memory, and how a tile adds to it.
 
 The sum of a head is stored in blocks of the rows of a step, and these in parts of columns, of which a warpgroup adds
 one at a time. A part's elements stand in the order in which a warpgroup's threads hold them in an accumulator of wgmma:
@@ -9,14 +9,9 @@ thread's registers, 24 moves a step fewer than with neighbouring columns side by
 2048 and 4096, though it cost 2 to 3 % while the kernel loaded lse and delta from shared memory. Added from registers,
 without shared memory, by red.v4.f32, the backward took 14 % (dense-1024) and 18 % (dense-2048) longer.
 
-Rounding is a pass of its own. Tried likewise: that the last tile of a sequence rounds its dQ, as long as that is in
-the L2 cache. A tile then waits for its additions and counts itself, and more is spilled: 454 TFLOP/s against 506 with
-the pass. Or that the load role rounds, a few pieces a step between its loads, what tiles of a few rounds before
-completed and counted (91 % of the blocks of dense-1024): the pass fell from 603 to 47 µs, and the kernel took 7,776 µs
-instead of 6,850. Loads came as early as before, but a compute warpgroup, beside whose warps the rounding ran, worked
-13 % longer. Zeroing is a pass too. Done by the load role instead, for tiles two rounds ahead: −1.0 % of the time on
-dense-1024, where no zeroing at all would give −4.4 %, and +2.3 % on dense-2048. Of all but the first two trials the
-times are in reports/backward-limits-h200.json.
+Zeroing is a pass of its own. Done by the load role instead, for tiles two rounds ahead: −1.0 % of the time on
+dense-1024, where no zeroing at all would give −4.4 %, and +2.3 % on dense-2048
+(reports/backward-limits-h200.json). Rounding is in `rounding`.
 """
 
 from __future__ import annotations
@@ -30,8 +25,6 @@ import triton.language.extra.tlx as tlx
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from jfa import instrument
-from jfa.impl.triton import launch, primitives
 from jfa.validation import Problem
 
 LINE = 32
@@ -84,9 +77,9 @@ def _lines(values):
 
 
 @triton.jit
-def _values(found, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """[ROWS, COLUMNS] that `_lines` made lines of."""
-    parts = found.reshape(ROWS // 16, COLUMNS // 8, 8, 4, 2, 2).permute(0, 4, 2, 1, 3, 5)
+def values_of(found, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
+    """[ROWS, COLUMNS] that lie in ``found`` in PARTS parts of columns, each as `_lines` made it."""
+    parts = found.reshape(PARTS, ROWS // 16, COLUMNS // PARTS // 8, 8, 4, 2, 2).permute(1, 5, 3, 0, 2, 4, 6)
     return parts.reshape(ROWS, COLUMNS)
 
 
@@ -111,54 +104,6 @@ def add(desc, staging, dq, added, place, OWN: tl.constexpr, SLICES: tl.constexpr
         tlx.async_descriptor_store(desc, staging[buffer], [line, 0], store_reduce="add")
 
 
-@triton.jit(do_not_specialize=["batch_count", "q_uniform", "total_q"])
-def jfa_round_dq_blocks(
-    dq_sum,
-    grad_q,
-    q_offsets,
-    batch_count,
-    q_uniform,
-    total_q,
-    heads,
-    scale,
-    BROADCAST_Q: tl.constexpr,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    """grad_q = scale · sum, rounded once. Program block of rows · heads + head, so that whole rows are written at once.
-
-    Rows behind the last sequence get zeros.
-    """
-    WIDTH: tl.constexpr = DIM // PARTS
-    SIZE: tl.constexpr = ROWS * WIDTH
-    place = tl.program_id(0) // heads
-    head = tl.program_id(0) % heads
-    base = place * ROWS
-    start = base * 0
-    first = base
-    length = start + q_uniform
-    end = length
-    if not BROADCAST_Q:
-        batch = sequence_at(base, q_offsets, batch_count, ROWS)
-        start, length = primitives.sequence(q_offsets, batch, False, 0)
-        first = base - stat_row(start, batch, 0, False, ROWS)
-        end = length
-        if batch + 1 == batch_count:
-            end = total_q - start
-    if first >= end:
-        return
-    rows = first + tl.arange(0, ROWS)
-    at = ((rows.to(tl.int64) + start) * heads + head)[:, None] * DIM + tl.arange(0, WIDTH)[None, :]
-    block = dq_sum + (primitives.wide(head) * (tl.num_programs(0) // heads) + place) * (ROWS * DIM)
-    for part in tl.static_range(PARTS):
-        found = tl.load(block + part * SIZE + tl.arange(0, SIZE)) * scale
-        values = _values(found.to(grad_q.dtype.element_ty), ROWS, WIDTH)
-        # Rows of the block behind the sequence may hold anything.
-        values = tl.where((rows < length)[:, None], values, 0.0)
-        tl.store(grad_q + at + part * WIDTH, values, mask=(rows < end)[:, None])
-
-
 def blocks_of(problem: Problem, block: int) -> int:
     """Blocks of rows of a head's sum: an upper bound that needs no length."""
     if problem.broadcast_q:
@@ -168,46 +113,31 @@ def blocks_of(problem: Problem, block: int) -> int:
 
 @dataclass(frozen=True)
 class Sum:
-    """dQ's sum of a call: ``values`` float32, in ``parts`` of columns of ``blocks`` of ``block`` rows a head."""
+    """dQ's sum of a call: ``values`` float32, in ``parts`` of columns of ``blocks`` of ``block`` rows a head.
+
+    What rounding beside the backward counts, int32, is zeroed with it: ``done`` (B · heads_kv), tiles of a sequence and
+    K/V head that have added what they had, and ``started`` (1), CTAs.
+    """
 
     problem: Problem
     block: int
     parts: int
     blocks: int
     values: Tensor
+    done: Tensor
+    started: Tensor
 
     @classmethod
     def zeros(cls, problem: Problem, block: int, parts: int, device: torch.device) -> Sum:
         blocks = blocks_of(problem, block)
         size = max(problem.heads * blocks, 1) * block * problem.head_dim
-        return cls(problem, block, parts, blocks, torch.zeros(size, dtype=torch.float32, device=device))
+        counts = problem.batch * problem.heads_kv
+        whole = torch.zeros(size + counts + 1, dtype=torch.float32, device=device)
+        values, done, started = whole.split([size, counts, 1])
+        return cls(problem, block, parts, blocks, values, done.view(torch.int32), started.view(torch.int32))
 
     @property
     def descriptor(self) -> TensorDescriptor:
         """Of a part's lines."""
         lines = self.block * self.problem.head_dim // self.parts // LINE
         return TensorDescriptor(self.values, [self.values.numel() // LINE, LINE], [LINE, 1], [lines, LINE])
-
-    def rounded(self, like: Tensor, q_offsets: Tensor | None, run: launch.Run) -> Tensor:
-        """scale · the sum, rounded once, of ``like``'s shape and dtype."""
-        problem = self.problem
-        if not problem.batch:
-            return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-        grad = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        with instrument.launch_range("jfa_round_dq", run.schedule, heads=problem.heads, head_dim=problem.head_dim):
-            jfa_round_dq_blocks[(self.blocks * problem.heads,)](
-                self.values,
-                grad,
-                q_offsets,
-                problem.batch,
-                problem.q_len,
-                problem.total_q,
-                problem.heads,
-                problem.scale,
-                BROADCAST_Q=problem.broadcast_q,
-                ROWS=self.block,
-                PARTS=self.parts,
-                DIM=problem.head_dim,
-                num_warps=2,
-            )
-        return grad

@@ -13,6 +13,7 @@ RAGGED_ROWS = tl.constexpr(1 << 30)
 _PAIR = tl.constexpr(256)
 _PLACE_OF_EIGHT = tl.constexpr("{ .reg .u32 thread; mov.u32 thread, %tid.x; and.b32 $0, thread, 7; }")
 _FIRST_BARRIER = tl.constexpr(9)
+_STORED = tl.constexpr("{ cp.async.bulk.wait_group 0; mov.u32 $0, 0; }")
 _TURN = tl.constexpr(lanes.WAITS["turn"])
 _HOT_BLOCKS = tl.constexpr(128)
 
@@ -130,6 +131,12 @@ def release(empty, rank, CLUSTER: tl.constexpr):
     tlx.barrier_arrive(empty, 1)
     if CLUSTER == 2:
         tlx.barrier_arrive(empty, 1, 1 - rank, pred=one_of_eight())
+
+
+@triton.jit
+def stored():
+    """Wait until what this thread stored by TMA is in memory, where others see it once they know of this."""
+    tl.inline_asm_elementwise(_STORED, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

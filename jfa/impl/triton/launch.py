@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -111,6 +113,32 @@ def grid(run: Run, heads: int, device: torch.device, ctas_per_sm: int, cluster: 
     if schedules.deal(run.schedule) == schedules.DEAL_ONCE:
         return max(run.items.max_items * heads, 1) * cluster
     return max(sm_count(device) * ctas_per_sm // cluster, 1) * cluster
+
+
+@lru_cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """This point of the current stream, for :func:`beside`; None on the CPU, where launches end before they return."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+@contextmanager
+def beside(since: torch.cuda.Event | None, device: torch.device) -> Iterator[None]:
+    """Launches inside run beside those of the current stream that came behind ``since``, its :func:`mark`.
+
+    The current stream goes on when they are done.
+    """
+    if since is None:
+        yield
+        return
+    second = _second_stream(device)
+    second.wait_event(since)
+    with torch.cuda.stream(second):
+        yield
+    torch.cuda.current_stream(device).wait_stream(second)
 
 
 def precision(tensor: Tensor) -> str:

@@ -83,6 +83,14 @@ def _launch_rows(events: pd.DataFrame, rows: slice, sms: np.ndarray, working: np
     )
 
 
+def own_sms(recording: Recording, sms: int) -> int:
+    """SMs over which the kernel's work can be spread, of ``sms`` in a launch: all but those left to another kernel.
+
+    Of an excerpt, those that it has.
+    """
+    return sms if recording.get("excerpt") else max(sms - recording.sms_left, 1)
+
+
 def _working(recording: Recording) -> np.ndarray:
     """For each category of `event`, whether its spans are work."""
     names = WORK_EVENTS if basis_of(recording) == "tile" else ("cta",)

@@ -51,6 +51,8 @@ class Launcher:
     """The stage without which it runs."""
     deterministic: bool = False
     """Whether dQ is asked to be added up in one order."""
+    sms_left: int = 0
+    """SMs that it leaves to a kernel that runs beside it, which no recording shows."""
 
     def without(self, stage: str) -> Launcher:
         """The same kernel on the same tensors without a stage: for its time alone, results are thrown away.
@@ -225,6 +227,7 @@ def prepare(
         heads=problem.heads_kv,
         items=key_items,
         ctas=backward.ctas(launch.Run(schedule, key_items), problem, backward_as, device),
+        sms_left=backward.sms_left(launch.Run(schedule, key_items), problem, backward_as, device),
         run=run_backward,
         impl=backward.impl,
         cluster=backward.cluster,

@@ -233,6 +233,7 @@ def _kernel(launcher: Launcher, device: torch.device) -> dict[str, Any]:
         "cluster": launcher.cluster,
         "blocks": launcher.blocks,
         **({"deterministic": True} if launcher.deterministic else {}),
+        **({"sms_left": launcher.sms_left} if launcher.sms_left else {}),
     }
 
 

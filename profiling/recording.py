@@ -175,6 +175,21 @@ class Recording:
         return count
 
     @property
+    def sms_left(self) -> int:
+        """How many SMs of the GPU the kernel leaves to another that runs beside it; 0 where the file does not say.
+
+        Raises:
+            RecordingError: metadata key kernel.sms_left is no number of SMs below gpu.sm_count.
+        """
+        count = self.get("kernel.sms_left", 0)
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < self.sm_count:
+            raise RecordingError(
+                f"{self.source}: metadata key 'kernel.sms_left' is {plain(count, 40)}, expected a number of SMs below "
+                f"the GPU's {self.sm_count}"
+            )
+        return count
+
+    @property
     def kernel(self) -> str:
         return str(self.get("kernel.name", "unknown kernel"))
 

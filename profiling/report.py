@@ -204,6 +204,8 @@ def _verdict(row: pd.Series) -> str:
     part = max(REST, key=lambda name: row[f"{name}_share"])
     if row[f"{part}_share"] >= 0.005:
         words += f" Most of the rest is {REST[part]}, {percent(row[f'{part}_share'])} of the SM time"
+        if part == "unused" and row["sms_left"]:
+            words += f": {count(int(row['sms_left']), 'SM')} left to a kernel that runs beside this one"
         if part == "tail":
             idle, since = significant(row["tail_sms_idle"], 2), duration(row["tail_start_ns"], like=makespan)
             words += f": {idle} SMs idle on average after the first ran dry at {since}"
@@ -304,6 +306,7 @@ def _facts(recording: Recording) -> list[tuple[str, str]]:
         ("kernel", _joined(get("kernel.name"), get("kernel.impl"), get("kernel.arch"), get("kernel.schedule"))),
         ("configuration", _flat(get("kernel.config"))),
         ("CTAs", get("kernel.num_ctas")),
+        ("beside", _with(get("kernel.sms_left"), "SMs left to another kernel")),
         ("GPU", _joined(get("gpu.name"), _with(get("gpu.sm_count"), "SMs"), _with(get("gpu.clock_mhz"), "MHz"))),
         ("versions", _flat(get("versions"))),
         ("workload", _workload(recording)),

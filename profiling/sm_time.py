@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from profiling.errors import UserError
-from profiling.launches import Launch, basis_of, blocks_of, labelled, launches_of, one_launch
+from profiling.launches import Launch, basis_of, blocks_of, labelled, launches_of, one_launch, own_sms
 from profiling.recording import Recording
 from profiling.tiles import tail_sequences, tail_tiles, tile_cost, tile_spans
 
@@ -84,18 +84,20 @@ def summary(recording: Recording, times: pd.DataFrame | None = None) -> pd.DataF
     """Each launch's SM time in total; `times` is `sm_time(recording)` where that is at hand.
 
     Returns:
-        A row a launch: launch, makespan_ns, sms, tiles, ctas; work_ns … unused_ns (sums over the SMs) and work_share …
-        unused_share (of sms × makespan, NaN where that is 0); fair_ns = work_ns / sms, when perfectly spread work would
-        have ended; headroom = makespan / fair_ns (NaN without work); tail_start_ns, when the first SM that worked had
-        no work left; tail_sms_idle, how many of those that worked were idle on average from then to the end;
-        busiest_sm, with the most work; last_sm, whose work ended last (−1 without work); basis, grade, coverage.
-        attrs as of `sm_time`.
+        A row a launch: launch, makespan_ns, sms, sms_left (to another kernel), tiles, ctas; work_ns … unused_ns (sums
+        over the SMs) and work_share … unused_share (of sms × makespan, NaN where that is 0); fair_ns = work_ns /
+        (sms − sms_left), when perfectly spread work would have ended; headroom = makespan / fair_ns (NaN without work);
+        tail_start_ns, when the first SM that worked had no work left; tail_sms_idle, how many of those that worked were
+        idle on average from then to the end; busiest_sm, with the most work; last_sm, whose work ended last (−1 without
+        work); basis, grade, coverage. attrs as of `sm_time`.
 
     Raises:
         RecordingError: as `sm_time`.
     """
     times = sm_time(recording) if times is None else times
-    result = pd.DataFrame([_launch_summary(int(str(key)), group) for key, group in times.groupby("launch", sort=True)])
+    launches = times.groupby("launch", sort=True)
+    own = own_sms(recording, int(launches.size().iloc[0]))
+    result = pd.DataFrame([_launch_summary(int(str(key)), group, own) for key, group in launches])
     result["basis"], result["grade"], result["coverage"] = basis_of(recording), recording.grade, recording.coverage()
     return labelled(result, recording)
 
@@ -191,7 +193,7 @@ def _work_until(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.nda
     return done[begun] - np.where(begun > 0, unfinished, 0.0)
 
 
-def _launch_summary(launch: int, times: pd.DataFrame) -> dict[str, float]:
+def _launch_summary(launch: int, times: pd.DataFrame, own: int) -> dict[str, float]:
     makespan, sms = int(times["total_ns"].iloc[0]), len(times)
     sums = {part: int(times[part].sum()) for part in PARTS}
     all_ns = sms * makespan
@@ -203,12 +205,13 @@ def _launch_summary(launch: int, times: pd.DataFrame) -> dict[str, float]:
         "launch": launch,
         "makespan_ns": makespan,
         "sms": sms,
+        "sms_left": sms - own,
         "tiles": int(times["tiles"].sum()),
         "ctas": int(times["ctas"].sum()),
         **sums,
         **{part.replace("_ns", "_share"): total / all_ns if all_ns else np.nan for part, total in sums.items()},
-        "fair_ns": sums["work_ns"] / sms,
-        "headroom": all_ns / sums["work_ns"] if sums["work_ns"] else np.nan,
+        "fair_ns": sums["work_ns"] / own,
+        "headroom": own * makespan / sums["work_ns"] if sums["work_ns"] else np.nan,
         "tail_start_ns": tail_start,
         "tail_sms_idle": int(worked["tail_ns"].sum()) / tail_length if tail_length else 0.0,
         "busiest_sm": int(worked["sm"].iloc[int(worked["work_ns"].argmax())]) if len(worked) else -1,

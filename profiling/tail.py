@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from profiling.launches import own_sms
 from profiling.recording import Recording
 from profiling.sm_time import sm_time
 from profiling.text import duration
@@ -58,7 +59,7 @@ def last_sm(recording: Recording, launch: int = 0) -> LastSM | None:
         sm=last,
         end_ns=int(mine["end_ns"].max()),
         work_ns=int(row["work_ns"]),
-        fair_ns=float(times["work_ns"].sum()) / len(times),
+        fair_ns=float(times["work_ns"].sum()) / own_sms(recording, len(times)),
         tiles=int(mine["tile"].nunique()),
         batch=batch,
         kv_len=int(own["kv_len"].iloc[0]),

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from profiling.errors import RecordingError
-from profiling.launches import basis_of, blocks_of, labelled, one_launch
+from profiling.launches import basis_of, blocks_of, labelled, one_launch, own_sms
 from profiling.recording import Recording
 from profiling.text import count, coverage
 
@@ -113,7 +113,7 @@ def _late_tiles(recording: Recording, launch: int) -> tuple[pd.DataFrame, float]
     _refuse_loss(recording, "what caused the tail")
     rows = one_launch(recording, launch)
     blocks = blocks_of(rows)
-    fair = float((blocks.end - blocks.start).sum()) / len(rows.sms)
+    fair = float((blocks.end - blocks.start).sum()) / own_sms(recording, len(rows.sms))
     spans = _tile_spans(recording, rows.rows, after=fair)
     spans["tail_ns"] = np.ceil(spans["end_ns"] - fair).astype(np.int64)
     spans["late_ns"] = np.minimum(spans["tail_ns"], spans["end_ns"] - spans["start_ns"])

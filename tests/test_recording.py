@@ -155,6 +155,12 @@ def test_a_senseless_sm_count(count: Any) -> None:
         _ = Recording(frame([{}]), {"gpu": {"sm_count": count}}).sm_count
 
 
+@pytest.mark.parametrize("count", [-1, 4, 132, "1", 1.5, True, [1]])
+def test_a_senseless_number_of_sms_left(count: Any) -> None:
+    with pytest.raises(RecordingError, match="'kernel.sms_left' is .*below the GPU's 4"):
+        _ = Recording(frame([{}]), {"gpu": {"sm_count": 4}, "kernel": {"sms_left": count}}).sms_left
+
+
 @pytest.mark.parametrize("lengths", ["12", [1, -1], [1.5], {"a": 1}, 7])
 def test_senseless_lengths(lengths: Any) -> None:
     with pytest.raises(RecordingError, match="'workload.kv_lens' must be a list of integers"):

@@ -13,7 +13,10 @@ from synthetic import SCHEDULES, synthetic_recording
 
 from profiling.errors import RecordingError, UserError
 from profiling.recording import Recording
-from profiling.sm_time import PARTS, occupancy, sm_time, summary
+from profiling.report import _verdict
+from profiling.sm_time import PARTS, occupancy, sm_time, summary, tail_tiles
+from profiling.tail import last_sm
+from profiling.tiles_measured import tiles_of
 
 
 def _worked(made: Recording, launch: int, sm: int, makespan: int) -> np.ndarray:
@@ -135,7 +138,7 @@ def test_a_worked_example() -> None:
     assert times["tiles"].tolist() == [2, 0, 0]
     assert times["ctas"].tolist() == [2, 1, 0]
     (total,) = summary(made).to_dict("records")
-    assert total["headroom"] == 6.0
+    assert total["headroom"] == 6.0 and total["sms_left"] == 0
     assert total["fair_ns"] == 50 / 3
     assert total["tail_start_ns"] == 70
     assert (total["busiest_sm"], total["last_sm"]) == (0, 0)
@@ -220,3 +223,17 @@ def test_waits_and_lives_of_ctas_do_not_count_as_work(schedule: str, level: str)
     if level == "wait":
         coarse = sm_time(synthetic_recording(300, kv_lens, sms=7, schedule=schedule))
         assert times.equals(coarse)
+
+
+def test_sms_left_to_another_kernel_are_no_headroom() -> None:
+    """Two SMs work to the end, the third is another kernel's: work could be spread no better."""
+    made = synthetic_recording(256, [512] * 4, sms=2, heads=2)
+    sms = made.sm_count
+    whole = summary(made).iloc[0]
+    made.metadata["gpu"]["sm_count"] = sms + 1
+    made.metadata["kernel"]["sms_left"] = 1
+    left = summary(made).iloc[0]
+    assert left["sms_left"] == 1 and left["unused_share"] == pytest.approx(1 / (sms + 1))
+    assert left["headroom"] == pytest.approx(whole["headroom"]) and left["fair_ns"] == whole["fair_ns"]
+    assert tail_tiles(made).attrs["fair_ns"] == whole["fair_ns"] == last_sm(made).fair_ns
+    assert tiles_of(made).sms == sms and "1 SM left to a kernel that runs beside" in _verdict(left)

@@ -49,7 +49,7 @@ class Forward:
 @dataclass(frozen=True)
 class Backward:
     """A backward kernel, as `Forward`; ``config.block_kv`` keys are a tile. ``ctas``: those of a launch;
-    ``cluster``: CTAs that do a tile together."""
+    ``cluster``: CTAs that do a tile together; ``sms_left``: to a kernel that runs beside it."""
 
     impl: str
     kernel: str
@@ -58,6 +58,7 @@ class Backward:
     ctas: Callable[..., int]
     cluster: int = 1
     roles: tuple[str, ...] = ("cta",)
+    sms_left: Callable[..., int] = lambda run, problem, config, device: 0
 
 
 @lru_cache
@@ -135,7 +136,8 @@ def hopper_backward(config: HopperBackwardConfig | HopperResidentConfig, problem
         return Backward(
             "hopper", name, config, resident.backward, resident.ctas, resident.cluster(problem), resident.ROLES
         )
-    from jfa.impl.hopper import backward
+    from jfa.impl.hopper import backward, rounding
 
     name = backward.jfa_backward_hopper.__name__
-    return Backward("hopper", name, config, backward.backward, backward.ctas, roles=backward.ROLES)
+    run, ctas = backward.backward, backward.ctas
+    return Backward("hopper", name, config, run, ctas, roles=backward.ROLES, sms_left=rounding.sms_beside)

@@ -104,6 +104,8 @@ def _facts(recording: "Recording") -> Iterator[tuple[str, str]]:
         by = f" by {own:,} of {count(ctas, 'CTA')}" if isinstance(ctas, int) else f" by {count(own, 'CTA')}"
     spans = count(len(recording.events), "span")
     yield "recorded", f"{spans}{by} at level {recording.level}, {count(recording.launches, 'launch', 'launches')}"
+    if recording.sms_left:
+        yield "beside", f"{count(recording.sms_left, 'SM')} left to a kernel that runs beside this one: unused by it"
     share = coverage(recording.coverage())
     yield "coverage", share if share == "unknown" else f"{share} of the events"
     lengths = recording.get("workload.kv_lens")

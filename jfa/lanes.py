@@ -53,7 +53,7 @@ WAITS = {
 }
 """Numbers of the barriers that a role waits for. ``full``: until a buffer holds its load, ``empty``: until it may be
 overwritten; ``turn``: for the other warpgroup at the tensor cores; ``next``: for the tile that the other CTA of a pair
-took for both."""
+took for both; ``dq_added``: until the compute roles have added all of a tile's dQ."""
 
 KINDS = {"tile": 1, "zero": 2} | {f"wait:{barrier}": number for barrier, number in WAITS.items()}
 

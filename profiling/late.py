@@ -59,7 +59,12 @@ def late(recording: Recording, role: str | None = None) -> pd.DataFrame:
 
 
 def twin(barrier: str) -> str:
-    """The barrier on which the roles wait that complete this one: k_full and k_empty are each other's; "" for none."""
+    """The barrier on which the roles wait that complete this one: k_full and k_empty are each other's; "" for none.
+
+    Those that have added dQ are those that get tiles.
+    """
+    if barrier == "dq_added":
+        return "item_full"
     for one, other in (("_full", "_empty"), ("_empty", "_full")):
         if barrier.endswith(one):
             return barrier.removesuffix(one) + other

@@ -93,9 +93,9 @@ def lost_time(recording: Recording, tensor: float = math.nan) -> LostTime:
 def products_share(recording: Recording) -> float:
     """Share of the plain launch that its useful products take at the rate of the card's tensor cores, in [0, 1].
 
-    flop / (operations a cycle and SM · SMs · SM clock · time): the workload's own operations, the clock of the
-    recording's fit, and its makespan less what recording cost. NaN where one of them is not known, for float32, and
-    for one of several passes.
+    flop / (operations a cycle and SM · the kernel's SMs · SM clock · time): the workload's own operations, the clock
+    of the recording's fit, and its makespan less what recording cost. NaN where one of them is not known, for float32,
+    and for one of several passes.
     """
     capability = recording.get("gpu.capability")
     known = isinstance(capability, list) and recording.get("workload.dtype") in HALVES
@@ -105,6 +105,8 @@ def products_share(recording: Recording) -> float:
         recording.number,
         ("durations.plain_ns", "durations.recorded_ns", "clock.rate_ghz", "gpu.sm_count", "workload.flop"),
     )
+    if recording.get("kernel.sms_left"):
+        sms -= recording.sms_left
     if not all(value > 0 for value in (*spans, plain, recorded, clock, sms)) or _is_one_pass_of_several(recording):
         return math.nan
     return flop / (rate * sms * clock * float(median(spans)) * plain / recorded)

@@ -12,7 +12,7 @@ from profiling import theme
 from profiling.text import for_plotly, percent
 from profiling.waits import PREFIX
 
-COLOURS = (theme.VERMILION, theme.GREEN, theme.ORANGE, theme.PURPLE, theme.YELLOW, theme.SKY)
+COLOURS = (theme.VERMILION, theme.GREEN, theme.ORANGE, theme.PURPLE, theme.YELLOW, theme.SKY, theme.INK)
 SMALLEST = 0.0005
 """Of a role's life: what is less has no column of its own in the matrix."""
 MOST_COLUMNS = 14

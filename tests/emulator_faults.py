@@ -468,8 +468,24 @@ FAULTS = {
             """
             +added = batch * heads_kv + head
              if turn > 0:
-                 noted = announce(dq_added, turn - 1, done + added, lane, noted, capacity, LEVEL)
-            -added = batch * heads_kv + head
+                 noted = announce(dq_added, turn - 1, done + added, lane, noted, capacity, announced, LEVEL)
+             # A table of other lengths than these could make it any head.
+            -added = batch * heads_kv + tl.minimum(head, heads_kv - 1)
+            """,
+        ),
+        "counted-before-it-is-there": (WRONG, "-hopper.stored()"),
+        "counted-while-it-is-added": (
+            WRONG,
+            """
+            -noted = hopper.wait(dq_added[place], phase, lane, noted, capacity, _DQ_ADDED, place, tile, LEVEL)
+             tl.atomic_add(counter, 1, sem="release")
+            """,
+        ),
+        "cta-not-counted": (
+            WRONG,
+            """
+            -tl.atomic_add(started, 1, sem="relaxed")
+            +tl.atomic_add(started, 0, sem="relaxed")
             """,
         ),
         "one-barrier-for-two-tiles": (

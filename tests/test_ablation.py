@@ -75,6 +75,12 @@ def begun(*given, direction="forward", resident=False, impl="hopper"):
     return begun_from(full_setting(impl, direction, (9, 0), 128, 2, resident), given, resident)
 
 
+def test_rounding_beside_is_a_switch_of_the_kernel_that_does_it():
+    of_its_own, of_a_shared_q = (plan_of("hopper", "backward", resident=resident) for resident in (False, True))
+    assert "round_beside" in {switch.name for switch in of_its_own.switches}
+    assert "round_beside" not in {switch.name for switch in of_a_shared_q.switches}
+
+
 def test_an_ablation_may_begin_from_another_configuration():
     assert begun() == full_setting("hopper", "forward", (9, 0), 128, 2)
     assert begun("peel=false", "stages=1", "split=False").config == HopperForwardConfig(peel=False, stages=1)

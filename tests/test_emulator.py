@@ -63,7 +63,7 @@ FUNCTIONS = {
     "forward-pingpong": OF_FORWARD,
     "forward-pair": (*OF_FORWARD, forward._agree, primitives.release, primitives.load_for_both),
     "shared": (backward.jfa_backward_hopper, dq.add),
-    "shared-beside": (backward.jfa_backward_hopper,),
+    "shared-beside": (backward.jfa_backward_hopper, backward.announce),
     "shared-buffers": (backward.jfa_backward_hopper,),
     "resident": OF_RESIDENT,
     "pair": OF_RESIDENT,

@@ -34,10 +34,12 @@ if not INTERPRETED:
     pytest.skip("a GPU is here; TRITON_INTERPRET=1 emulates", allow_module_level=True)
 
 from jfa.impl.hopper import backward as hopper_backward  # noqa: E402
+from jfa.impl.hopper import dq as summing  # noqa: E402
 from jfa.impl.hopper import forward as hopper_forward  # noqa: E402
 from jfa.impl.hopper import resident as hopper_resident  # noqa: E402
 from jfa.impl.hopper import rounding  # noqa: E402
 from profiling.emulator import emulated  # noqa: E402
+from profiling.emulator.memory import Pointer  # noqa: E402
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # Every case in one half precision, those whose dtype matters in both where that is cheap.
@@ -142,17 +144,43 @@ def shared(case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", sms=2, reco
 
 
 def shared_beside(case, seed=0, **options) -> int:
-    """As `shared`, with small sums rounded beside it too; how many were. Their tiles must have been counted."""
-    rounded, calls = rounding.rounded_beside, []
+    """As `shared`, with small sums rounded beside it too; how many were.
 
-    def when_counted(dq, grad, q_offsets, kv_offsets, block_kv, *rest):
-        tiles = ((kv_offsets.diff() + block_kv - 1) // block_kv * (q_offsets.diff() > 0))[:, None]
-        done = dq.done.view(len(tiles), -1) * (q_offsets.diff() > 0)[:, None]
-        assert (done == tiles).all(), "it would wait for ever"
+    Each CTA must have counted itself, and each tile when its dQ was in the sum: whoever waits for a sequence's tiles
+    must find what is there at the end.
+    """
+    rounded, zeros, add = rounding.rounded_beside, summing.Sum.zeros, Pointer.add
+    sums, seen, calls = [], {}, []
+
+    def remembered(*arguments):
+        sums.append(zeros(*arguments))
+        return sums[-1]
+
+    def added(counter, value):
+        before = add(counter, value)
+        if sums and counter.storage.data_ptr() == sums[-1].values.data_ptr():
+            seen[int(counter.offset)] = sums[-1].values.clone()
+        return before
+
+    def when_counted(dq, grad, q_offsets, kv_offsets, block_kv, since, ctas, run):
+        rows = q_offsets.diff()
+        tiles = ((kv_offsets.diff() + block_kv - 1) // block_kv * (rows > 0))[:, None]
+        done = dq.done.view(len(tiles), -1) * (rows > 0)[:, None]
+        assert (done == tiles).all() and dq.started.tolist() == [ctas, ctas], "it would wait for ever"
+        heads, group = dq.problem.heads_kv, dq.problem.heads // dq.problem.heads_kv
+        values = dq.values.view(dq.problem.heads, dq.blocks, -1)
+        for place in range(done.numel()):
+            batch, head = divmod(place, heads)
+            if rows[batch] and tiles[batch]:
+                first = int(q_offsets[batch]) // dq.block + batch
+                own = (slice(head * group, (head + 1) * group), slice(first, first - (-int(rows[batch]) // dq.block)))
+                at = seen[dq.done.storage_offset() + place].view(values.shape)[own]
+                assert torch.equal(at, values[own]), "counted before it was there"
         calls.append(dq)
-        return rounded(dq, grad, q_offsets, kv_offsets, block_kv, *rest)
+        return rounded(dq, grad, q_offsets, kv_offsets, block_kv, since, ctas, run)
 
-    with patch.multiple(rounding, LEAST_BYTES=0, MOST_SHARE=2, rounded_beside=when_counted):
+    small = patch.multiple(rounding, LEAST_BYTES=0, LEAST_TILES=0, MOST_SHARE=2, rounded_beside=when_counted)
+    with small, patch.object(summing.Sum, "zeros", remembered), patch.object(Pointer, "add", added):
         shared(case, seed, **options)
     return len(calls)
 

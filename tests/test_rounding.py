@@ -19,7 +19,7 @@ from jfa import attention, workloads  # noqa: E402
 from jfa.config import HopperBackwardConfig  # noqa: E402
 from jfa.impl import choice  # noqa: E402
 from jfa.impl.triton import launch  # noqa: E402
-from jfa.schedule import Lengths  # noqa: E402
+from jfa.schedule import Items  # noqa: E402
 from jfa.validation import Problem  # noqa: E402
 from profiling.ablation import plan  # noqa: E402
 
@@ -66,10 +66,10 @@ class Filled:
     def poison(self) -> torch.Tensor:
         return torch.full(self.shape, torch.nan, dtype=torch.bfloat16, device=self.device)
 
-    def beside(self, done=None) -> torch.Tensor:
+    def beside(self, done=None, ended=0) -> torch.Tensor:
         tiles = -(-torch.tensor(self.kv_lens) // BLOCK_KV).repeat_interleave(self.heads_kv)
         self.dq.done.copy_(tiles if done is None else torch.tensor(done))
-        self.dq.started.fill_(3)
+        self.dq.started.copy_(torch.tensor([3, ended]))
         grad = self.poison()
         since = launch.mark(self.device)
         offsets = (self.q_offsets, self.kv_offsets)
@@ -113,19 +113,33 @@ def test_values_are_the_scaled_sum_rounded_once(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("schedule", ["static", "balanced"])
 @pytest.mark.parametrize("longest", [1, 130])
-def test_a_table_too_short_for_its_lengths_ends(device, longest):
-    """Of an understated max_kv_len: what has no tile in the table is waited for by nobody."""
-    filled = Filled([(70, 500), (64, 300), (10, 40)], 1, 2, 0, device, "static", longest)
+def test_a_table_too_short_for_its_lengths_ends(device, longest, schedule):
+    """Of an understated max_kv_len: when the backward has ended nobody waits, and what has a tile is rounded."""
+    lengths = [(70, 500), (64, 300), (10, 40)]
+    filled = Filled(lengths, 1, 2, 0, device, schedule, longest)
     listed = filled.run.items.pairs[: int(filled.run.items.counts[0])].cpu()
     assert len(listed) < 4 + 3 + 1
-    blocks = [4, 3, 1]
-    done = np.zeros((3, filled.heads_kv), dtype=int)
-    for tile in range(len(listed) * filled.heads_kv):
-        batch, block = (int(word) for word in listed[tile // filled.heads_kv])
-        rank = tile - (tile // filled.heads_kv - block) * filled.heads_kv
-        done[batch, rank // blocks[batch]] += 1
-    filled.beside(done.reshape(-1).tolist())
+    found, right = filled.beside([0] * 6, ended=3), filled.passed()
+    rounded = [
+        torch.equal(found[start : start + rows], right[start : start + rows])
+        for start, rows in zip((0, 70, 134), filled.q_lens, strict=True)
+    ]
+    whole = [int((listed[:, 0] == batch).sum()) == blocks for batch, blocks in enumerate((4, 3, 1))]
+    assert all(one for one, all_there in zip(rounded, whole, strict=True) if all_there)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_table_of_other_lengths_ends_and_stays_inside(device):
+    """As of a plan whose offsets were changed: blocks that a sequence does not have make heads that are not there."""
+    filled = Filled([(64, 128), (64, 384)], 1, 2, 0, device, "static")
+    filled.kv_offsets = torch.tensor([0, 384, 512], dtype=torch.int32, device=device)
+    filled.kv_lens = [384, 128]
+    whole = torch.full((3, *filled.shape), torch.nan, dtype=torch.bfloat16, device=device)
+    with patch.object(filled, "poison", lambda: whole[1]):
+        filled.beside([0] * 4, ended=3)
+    assert whole[0].isnan().all() and whole[2].isnan().all(), "written outside of dQ"
 
 
 def asked(lengths=1024, batch=64, heads=16, **changes) -> Problem:
@@ -136,12 +150,21 @@ def asked(lengths=1024, batch=64, heads=16, **changes) -> Problem:
 
 
 class TestWhichSums:
-    items = Lengths(None, 1, 1, 1)
-
-    def sms(self, problem, schedule="balanced-dynamic", sms=132, **changes) -> int:
+    def sms(self, problem, schedule="balanced-dynamic", sms=132, items=4096, **changes) -> int:
         config = dataclasses.replace(HopperBackwardConfig(), **changes)
+        table = Items(torch.empty((items, 2), dtype=torch.int32), torch.empty(3, dtype=torch.int32))
         with patch.object(launch, "sm_count", lambda device: sms):
-            return rounding.sms_beside(launch.Run(schedule, self.items), problem, config, torch.device("cpu"))
+            return rounding.sms_beside(launch.Run(schedule, table), problem, config, torch.device("cpu"))
+
+    def test_no_bound_of_the_lengths_leaves_their_mean(self):
+        assert self.sms(asked(512, max_kv_len=512 * 64)) == self.sms(asked(512)) == 10
+
+    def test_few_tiles_are_not_fewer_ctas(self):
+        assert self.sms(asked(), items=66) == 5 and not self.sms(asked(), items=65)
+
+    def test_not_in_a_graph(self):
+        with patch.object(launch, "captured", lambda device: True):
+            assert not self.sms(asked())
 
     def test_the_shorter_the_sequences_the_more_sms(self):
         found = [self.sms(asked(keys)) for keys in (128, 256, 512, 1024, 2048, 4096, 1 << 20)]

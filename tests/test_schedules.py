@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import time
 from functools import cache
 
@@ -16,6 +17,7 @@ from pipeline import recording as pipeline_recording
 from synthetic import synthetic_recording
 
 from jfa import workloads
+from profiling.__main__ import main
 from profiling.cost_model import cost_model, modelled_tiles
 from profiling.errors import RecordingError, UserError
 from profiling.examples import DATA
@@ -297,3 +299,12 @@ def test_a_million_tiles_in_under_two_seconds(schedule):
     begun = time.perf_counter()
     replay(many, schedule)
     assert time.perf_counter() - begun < 2.0
+
+
+def test_a_named_gpu_has_fewer_sms_where_the_kernel_leaves_some(tmp_path, capsys):
+    recording = Recording.read(DATA / "hsp-half-empty_forward_static.parquet")
+    recording.metadata["kernel"]["sms_left"] = 32
+    recording.write(tmp_path / "left.parquet")
+    for options, sms in ([], 100), (["--gpu", "H200"], 100), (["--gpu", "B200"], 116), (["--sms", "132"], 132):
+        assert main(["schedules", str(tmp_path / "left.parquet"), "--schedule", "static", "--json", *options]) == 0
+        assert json.loads(capsys.readouterr().out)["rows"][0]["sms"] == sms

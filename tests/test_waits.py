@@ -371,6 +371,7 @@ def test_a_matrix_of_many_columns_sums_the_smallest_up():
 
 def test_twins():
     assert (twin("k_full"), twin("k_empty"), twin("turn")) == ("k_empty", "k_full", "")
+    assert twin("dq_added") == "item_full", "whoever adds dQ gets tiles"
 
 
 def test_turns_are_ended_by_the_other_role():

@@ -234,6 +234,8 @@ def _value(full: Setting, name: str) -> Any:
         return getattr(full, name)
     if name == "dq":
         return dq_of(full.config)
+    if name == "round_beside":  # of a shared Q, whose kernel is another as pinned, it does nothing
+        return getattr(full.config, name, None)
     other = full.changed({"dq": "shared"}).config if dq_of(full.config) == "resident" else full.config
     return getattr(full.config, name, getattr(other, name, None))
 

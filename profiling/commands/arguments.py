@@ -59,6 +59,11 @@ def sm_count(gpu: str | None, sms: int | None) -> int | None:
     return sms if gpu is None else gpus.sm_count(gpu)
 
 
+def own_sms(sms: int | None, gpu: str | None, recording: "Recording") -> int | None:
+    """`sm_count`'s, less what the recorded kernel leaves to another where a whole GPU is named."""
+    return sms if sms is None or gpu is None else max(sms - recording.sms_left, 1)
+
+
 def numbers(text: str | None, option: str) -> tuple[float, ...]:
     """Numbers between commas; none where the option is not given. UserError: what is not a number."""
     try:

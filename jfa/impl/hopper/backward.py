@@ -92,22 +92,21 @@ def _turn_of(step, STAGES: tl.constexpr):
 
 
 @triton.jit
-def announce(dq_added, turn, counter, lane, noted, capacity, LEVEL: tl.constexpr):
-    """Count the CTA's ``turn``-th tile at ``counter`` once its dQ is in memory; gives the count of events.
+def announce(dq_added, turn, counter, lane, noted, capacity, tile, LEVEL: tl.constexpr):
+    """Count the CTA's ``turn``-th tile, ``tile``, at ``counter`` once its dQ is in memory; gives the count of events.
 
     For a role that nobody waits for: a compute warpgroup that counted, and so made its stores visible to the whole GPU,
     took 8 % of dense-512's backward.
     """
-    noted = hopper.wait(
-        dq_added[turn % _TURNS], (turn // _TURNS) & 1, lane, noted, capacity, _DQ_ADDED, turn % _TURNS, -1, LEVEL
-    )
+    place, phase = turn % _TURNS, (turn // _TURNS) & 1
+    noted = hopper.wait(dq_added[place], phase, lane, noted, capacity, _DQ_ADDED, place, tile, LEVEL)
     tl.atomic_add(counter, 1, sem="release")
     return noted
 
 
 @triton.jit(
     do_not_specialize=["batch_count", "q_uniform", "stat_rows", "total_kv", "before", "after", "capacity"],
-    do_not_specialize_on_alignment=["counter"],
+    do_not_specialize_on_alignment=["counter", "started"],
 )
 def jfa_backward_hopper(
     q_desc,
@@ -217,6 +216,7 @@ def jfa_backward_hopper(
             seen = 0  # tiles that some query sees: those whose K and V are loaded
             loaded = 0
             added = 0
+            announced = -1
             batch = 0
             block = 0
             if LEAVE_OUT == _LOADS:
@@ -326,10 +326,12 @@ def jfa_backward_hopper(
                 if steps > 0:
                     seen += 1
                 if ANNOUNCE:
-                    # The tile before this one, whose dQ is added by now, so that this role does not wait.
+                    # The tile before this one: behind all loads of this one, that has added its dQ, or soon will have.
                     if turn > 0:
-                        noted = announce(dq_added, turn - 1, done + added, lane, noted, capacity, LEVEL)
-                    added = batch * heads_kv + head
+                        noted = announce(dq_added, turn - 1, done + added, lane, noted, capacity, announced, LEVEL)
+                    # A table of other lengths than these could make it any head.
+                    added = batch * heads_kv + tl.minimum(head, heads_kv - 1)
+                    announced = named
                 tile = next_tile
                 batch = next_batch
                 block = next_block
@@ -342,7 +344,8 @@ def jfa_backward_hopper(
             tlx.barrier_arrive(item_full[slot], 1)
             if ANNOUNCE:
                 if turn > 0:
-                    noted = announce(dq_added, turn - 1, done + added, lane, noted, capacity, LEVEL)
+                    noted = announce(dq_added, turn - 1, done + added, lane, noted, capacity, announced, LEVEL)
+                tl.atomic_add(started + 1, 1, sem="release")
             instrument.close_lane(lane, noted, LEVEL)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):

@@ -116,7 +116,7 @@ class Sum:
     """dQ's sum of a call: ``values`` float32, in ``parts`` of columns of ``blocks`` of ``block`` rows a head.
 
     What rounding beside the backward counts, int32, is zeroed with it: ``done`` (B · heads_kv), tiles of a sequence and
-    K/V head that have added what they had, and ``started`` (1), CTAs.
+    K/V head that have added what they had, and ``started`` (2), CTAs that have started, and those that have ended.
     """
 
     problem: Problem
@@ -132,8 +132,8 @@ class Sum:
         blocks = blocks_of(problem, block)
         size = max(problem.heads * blocks, 1) * block * problem.head_dim
         counts = problem.batch * problem.heads_kv
-        whole = torch.zeros(size + counts + 1, dtype=torch.float32, device=device)
-        values, done, started = whole.split([size, counts, 1])
+        whole = torch.zeros(size + counts + 2, dtype=torch.float32, device=device)
+        values, done, started = whole.split([size, counts, 2])
         return cls(problem, block, parts, blocks, values, done.view(torch.int32), started.view(torch.int32))
 
     @property

@@ -8,7 +8,9 @@ backward has ended, it has all of them. On an H200 the whole takes 3.7 % less on
 
 That kernel waits for counts, and must not take the place of a CTA that counts: it is launched behind one of a single
 warp, `jfa_wait_for_ctas`, which ends when all of those have started. Both wait only for a kernel launched before them,
-so that they end too where kernels run one after the other, as under a profiler.
+so that they end too where launches run one after the other, as under a profiler; in a CUDA graph, which keeps no order
+between streams, dQ is rounded by a pass. And no program waits once the backward has ended, whatever was counted: in a
+table of other lengths than the call's tiles are missing.
 
 Tried: that the last tile of a sequence rounds its dQ, as long as that is in the L2 cache. A tile then waits for its
 additions and counts itself, and more is spilled: 454 TFLOP/s against 506 with the pass. Or that the load role rounds, a
@@ -41,23 +43,33 @@ KEYS_A_SM = 5120
 """Keys of a sequence times the SMs that keep up with its rounding: with fewer keys, a row is done sooner."""
 MOST_SHARE = 8
 """At most one SM of so many is left to rounding."""
+LEAST_TILES = 8
+"""Of a backward, over all SMs, that leaves some: of few tiles a CTA, one more is much."""
+CLEARERS = 256
+"""Programs at most that clear rows without keys, and those behind the last sequence."""
+_CLEARERS = tl.constexpr(CLEARERS)
+_SEQUENCES = tl.constexpr(128)
 
 
 def sms_beside(run: launch.Run, problem: Problem, config: HopperBackwardConfig, device: torch.device) -> int:
     """SMs that a backward leaves to rounding its dQ beside it; 0 where that is a pass of its own.
 
     It is one of a shared Q, whose sum is complete at the end alone; with a mask, where a sequence's tiles do not stand
-    together; of a schedule without an order; and of a small sum.
+    together; of a schedule without an order; of a small sum, or of few tiles; and in a CUDA graph.
     """
     masked = problem.window_left >= 0 or problem.window_right >= 0
     ordered = schedule.deal(run.schedule) != schedule.DEAL_ONCE
     large = 4 * problem.total_q * problem.heads * problem.head_dim >= LEAST_BYTES
-    able = config.round_beside and ordered and not (masked or problem.broadcast_q)
+    able = config.round_beside and ordered and not (masked or problem.broadcast_q or launch.captured(device))
     if not (able and large and problem.batch and problem.total_kv):
         return 0
-    # No length is known here, but the mean and a bound. Long sequences have most of the rows and of the work.
-    keys = (problem.total_kv / problem.batch * max(problem.max_kv_len, 1)) ** 0.5
-    return min(max(round(KEYS_A_SM / keys), 1), launch.sm_count(device) // MOST_SHARE)
+    sms = launch.sm_count(device)
+    if run.items.max_items * problem.heads_kv < LEAST_TILES * sms:
+        return 0
+    # No length is known here, but the mean and perhaps a bound. Long sequences have most of the rows and of the work.
+    mean = problem.total_kv / problem.batch
+    longest = problem.max_kv_len if 0 < problem.max_kv_len < problem.total_kv else mean
+    return min(max(round(KEYS_A_SM / (mean * longest) ** 0.5), 1), sms // MOST_SHARE)
 
 
 @triton.jit(do_not_specialize=["batch_count", "q_uniform", "total_q"])
@@ -120,7 +132,8 @@ def _round_block(
 @triton.jit
 def _clear_rows(grad_q, start, rows, heads, begin, stride, ROWS: tl.constexpr, DIM: tl.constexpr):
     """Zero ``rows`` rows from ``start`` on, of all heads: every ``stride``-th block of ROWS from ``begin`` on."""
-    for first in range(begin * ROWS, rows, stride * ROWS):
+    for block in range(begin, (rows + ROWS - 1) // ROWS, stride):
+        first = block * ROWS
         row = first + tl.arange(0, ROWS)
         at = (row.to(tl.int64) + start)[:, None] * (heads * DIM) + tl.arange(0, DIM)[None, :]
         zero = tl.zeros((ROWS, DIM), grad_q.dtype.element_ty)
@@ -129,23 +142,47 @@ def _clear_rows(grad_q, start, rows, heads, begin, stride, ROWS: tl.constexpr, D
 
 
 @triton.jit
-def _wait_for(counter, count):
-    """Wait until ``counter`` has come to ``count``; what was written before is seen then."""
-    while tl.atomic_add(counter, 0, sem="acquire") < count:
+def _clear(
+    grad_q, q_offsets, kv_offsets, batch_count, total_q, heads, own, others, ROWS: tl.constexpr, DIM: tl.constexpr
+):
+    """Zero rows without keys and those behind the last sequence: the ``own``-th of ``others`` programs' share."""
+    for base in range(0, batch_count, _SEQUENCES):
+        batches = base + tl.arange(0, _SEQUENCES)
+        valid = batches < batch_count
+        kv_begin = tl.load(kv_offsets + batches, mask=valid, other=0)
+        keyless = valid & (tl.load(kv_offsets + batches + 1, mask=valid, other=1) == kv_begin)
+        if tl.sum(keyless.to(tl.int32), 0) > 0:
+            for batch in range(base, tl.minimum(base + _SEQUENCES, batch_count)):
+                start, length = primitives.sequence(q_offsets, batch, False, 0)
+                _, kv_len = primitives.sequence(kv_offsets, batch, False, 0)
+                if kv_len == 0:
+                    _clear_rows(grad_q, start, length, heads, own, others, ROWS, DIM)
+    end = tl.load(q_offsets + batch_count).to(tl.int32)
+    _clear_rows(grad_q, end, total_q - end, heads, own, others, ROWS, DIM)
+
+
+@triton.jit
+def _come_to(counter, count):
+    """Whether ``counter`` has come to ``count``; what was written before is seen then."""
+    return tl.atomic_add(counter, 0, sem="acquire") >= count
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["started"])
+def jfa_wait_for_ctas(started, count):
+    """End when ``count`` CTAs have started: what is launched next takes no place that one of them needs."""
+    while not _come_to(started, count):
         pass
 
 
-@triton.jit(do_not_specialize=["count"])
-def jfa_wait_for_ctas(started, count):
-    """End when ``count`` CTAs have started: what is launched next takes no place that one of them needs."""
-    _wait_for(started, count)
-
-
-@triton.jit(do_not_specialize=["batch_count", "total_q", "blocks"])
+@triton.jit(
+    do_not_specialize=["batch_count", "total_q", "blocks", "max_items", "ctas"],
+    do_not_specialize_on_alignment=["started"],
+)
 def jfa_round_dq_beside(
     dq_sum,
     grad_q,
     done,
+    started,
     pairs,
     counts,
     q_offsets,
@@ -153,6 +190,8 @@ def jfa_round_dq_beside(
     batch_count,
     total_q,
     blocks,
+    max_items,
+    ctas,
     heads_kv,
     group,
     scale,
@@ -164,37 +203,33 @@ def jfa_round_dq_beside(
     """As :func:`jfa_round_dq_blocks`, while the backward runs: a program a tile of it, and in its order.
 
     A program rounds its share of the rows of its tile's sequence and K/V head, when all of that one's tiles are
-    counted. Programs behind the last tile clear rows without keys and those behind the last sequence. ``blocks``: of a
-    head's sum.
+    counted, or all ``ctas`` CTAs have ended. Programs behind the last tile clear rows without keys and those behind
+    the last sequence. ``blocks``: of a head's sum; ``max_items``: what the table holds.
     """
     tile = tl.program_id(0)
     item = tile // heads_kv
     work = tl.load(counts)
     # Asked for before it is known whether there is such an item: behind the branch, they would wait for its answer.
-    listed = tile + heads_kv < tl.num_programs(0)
+    listed = item < max_items
     batch = tl.load(pairs + 2 * item, mask=listed, other=0)
     block = tl.load(pairs + 2 * item + 1, mask=listed, other=0)
     heads = heads_kv * group
     if item >= work:
         own = tile - work * heads_kv
-        others = tl.num_programs(0) - work * heads_kv
-        for other in range(own, batch_count, others):
-            start, length = primitives.sequence(q_offsets, other, False, 0)
-            _, kv_len = primitives.sequence(kv_offsets, other, False, 0)
-            if kv_len == 0:
-                _clear_rows(grad_q, start, length, heads, 0, 1, ROWS, DIM)
-        end = tl.load(q_offsets + batch_count).to(tl.int32)
-        _clear_rows(grad_q, end, total_q - end, heads, own, others, ROWS, DIM)
+        others = tl.minimum(tl.num_programs(0) - work * heads_kv, _CLEARERS)
+        if own < others:
+            _clear(grad_q, q_offsets, kv_offsets, batch_count, total_q, heads, own, others, ROWS, DIM)
         return
     start, length = primitives.sequence(q_offsets, batch, False, 0)
     _, kv_len = primitives.sequence(kv_offsets, batch, False, 0)
-    kv_blocks = (kv_len + BLOCK_KV - 1) // BLOCK_KV
-    # A table too short for its lengths lacks a sequence's last tiles.
-    there = (tl.minimum(work - item + block, kv_blocks)) * heads_kv
+    kv_blocks = tl.maximum((kv_len + BLOCK_KV - 1) // BLOCK_KV, 1)
     head, block, _ = hopper.side_by_side(tile, block, heads_kv, kv_blocks)
-    own_tiles = tl.minimum(there - head * kv_blocks, kv_blocks)
-    _wait_for(done + batch * heads_kv + head, own_tiles)
-    row_blocks = (length + ROWS - 1) // ROWS
+    counter = done + batch * heads_kv + tl.minimum(head, heads_kv - 1)
+    waits = True
+    while waits:
+        waits = not (_come_to(counter, kv_blocks) or _come_to(started + 1, ctas))
+    # In a table of other lengths than these, it can be a head that is not there.
+    row_blocks = tl.where(head < heads_kv, (length + ROWS - 1) // ROWS, 0)
     first_block = summing.stat_row(start, batch, 0, False, ROWS) // ROWS
     low = primitives.wide(block) * row_blocks // kv_blocks
     high = (primitives.wide(block) + 1) * row_blocks // kv_blocks
@@ -247,14 +282,15 @@ def rounded_beside(
     """
     problem = dq.problem
     facts = {"heads": problem.heads, "head_dim": problem.head_dim}
-    # A program more than there are tiles, so that someone clears.
-    programs = (run.items.max_items + 1) * problem.heads_kv
+    # More than there are tiles, so that someone clears.
+    programs = run.items.max_items * problem.heads_kv + launch.sm_count(grad.device)
     with launch.beside(since, grad.device), instrument.launch_range("jfa_round_dq", run.schedule, **facts):
         jfa_wait_for_ctas[(1,)](dq.started, ctas, num_warps=1)
         jfa_round_dq_beside[(programs,)](
             dq.values,
             grad,
             dq.done,
+            dq.started,
             run.items.pairs,
             run.items.counts,
             q_offsets,
@@ -262,6 +298,8 @@ def rounded_beside(
             problem.batch,
             problem.total_q,
             dq.blocks,
+            run.items.max_items,
+            ctas,
             problem.heads_kv,
             problem.heads // problem.heads_kv,
             problem.scale,

@@ -120,6 +120,11 @@ def _second_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def captured(device: torch.device) -> bool:
+    """Whether launches go into a CUDA graph, which need not run them in their order on several streams."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def mark(device: torch.device) -> torch.cuda.Event | None:
     """This point of the current stream, for :func:`beside`; None on the CPU, where launches end before they return."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
@@ -136,9 +141,11 @@ def beside(since: torch.cuda.Event | None, device: torch.device) -> Iterator[Non
         return
     second = _second_stream(device)
     second.wait_event(since)
-    with torch.cuda.stream(second):
-        yield
-    torch.cuda.current_stream(device).wait_stream(second)
+    try:
+        with torch.cuda.stream(second):
+            yield
+    finally:
+        torch.cuda.current_stream(device).wait_stream(second)
 
 
 def precision(tensor: Tensor) -> str:

@@ -86,8 +86,8 @@ def launch(
     of the tile table, and the forward that a backward needs, are outside ranges too. A backward launch is
     three ranges, jfa_delta, jfa_backward and jfa_round_dq (two kernels on a stream of their own, where dQ is rounded
     beside); of one that keeps dQ in registers jfa_delta, and for each pass, of 256 rows of a shared Q, jfa_backward and
-    jfa_sum_dq. A forward for sm_90 that cuts long sequences is followed by jfa_merge. ``device``: this process's GPU, unless another is given. ``config`` and ``split``: as of
-    `prepare`.
+    jfa_sum_dq. A forward for sm_90 that cuts long sequences is followed by jfa_merge. ``device``: this process's GPU,
+    unless another is given. ``config`` and ``split``: as of `prepare`.
 
     Raises:
         UserError: no GPU, a workload without rows, an unknown schedule, direction or implementation, or one that cannot

@@ -117,13 +117,14 @@ def tiles_of(recording: Recording) -> Tiles:
         raise RecordingError(f"{recording.source}: {lacking:,} of {len(cost):,} tiles with work were not recorded{why}")
     if missing.any():
         cost[missing] = _cleared(recording, int(launch["launch"])) / missing.sum()
+    sms = recording.sm_count - recording.sms_left
     return Tiles(
         shape=shape,
         cost=cost,
         columns=columns,
         place=place,
-        sms=recording.sm_count - recording.sms_left,
-        ramp_ns=float(launch["ramp_ns"]) / (recording.sm_count - recording.sms_left),
+        sms=sms,
+        ramp_ns=float(launch["ramp_ns"]) / sms,
         fetch_ns=float(launch["fetch_ns"]) / max(float(launch["tiles"]), 1.0),
         schedule=recording.schedule,
         measured_ns=float(launch["makespan_ns"]),

@@ -127,6 +127,7 @@ def test_a_table_too_short_for_its_lengths_ends(device, longest, schedule):
         for start, rows in zip((0, 70, 134), filled.q_lens, strict=True)
     ]
     whole = [int((listed[:, 0] == batch).sum()) == blocks for batch, blocks in enumerate((4, 3, 1))]
+    assert any(whole) == (longest > 1)
     assert all(one for one, all_there in zip(rounded, whole, strict=True) if all_there)
 
 

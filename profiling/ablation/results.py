@@ -182,4 +182,4 @@ def _ablation(path: Path) -> dict[str, Any]:
 
 def written(document: Mapping[str, Any]) -> str:
     """The document as its file's text."""
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"

@@ -75,7 +75,7 @@ def advise(
             "each sequence"
         )
     source = arguments.example(recording)
-    sms = arguments.own_sms(sms, gpu, source)
+    sms = arguments.kernels_sms(sms, gpu, source)
     tiles = tiles_of(source)
     shape = replace(tiles.shape, heads=heads, window=(-1, 0) if causal else (-1, -1))
     found = advice_on(tiles, shape, q_lens, kv_lens, sms)

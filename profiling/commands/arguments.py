@@ -59,8 +59,8 @@ def sm_count(gpu: str | None, sms: int | None) -> int | None:
     return sms if gpu is None else gpus.sm_count(gpu)
 
 
-def own_sms(sms: int | None, gpu: str | None, recording: "Recording") -> int | None:
-    """`sm_count`'s, less what the recorded kernel leaves to another where a whole GPU is named."""
+def kernels_sms(sms: int | None, gpu: str | None, recording: "Recording") -> int | None:
+    """`sm_count`'s; of a GPU that is named, those that the recorded kernel does not leave to another."""
     return sms if sms is None or gpu is None else max(sms - recording.sms_left, 1)
 
 

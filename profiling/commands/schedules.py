@@ -79,7 +79,7 @@ def schedules(
     if len(recordings) > 1 and (obstacles := compare(recordings).obstacles):
         raise UserError(f"schedules: these are not launches of one workload ({obstacles[0]}); give those of one")
     source, tiles = recordings[0], tiles_of(recordings[0])
-    count = arguments.own_sms(count, gpu, source)
+    count = arguments.kernels_sms(count, gpu, source)
     measured = {recording.schedule: tiles_of(recording).measured_ns for recording in recordings}
     other = gpus.other_gpu(gpu, count, source.gpu_name, tiles.sms)
     changes = _Changes(bool(other), cluster not in (None, tiles.cluster), latency)

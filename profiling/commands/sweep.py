@@ -50,7 +50,7 @@ def sweep(
     if output:
         arguments.output_file(output, [".html"])
     source = arguments.example(recording)
-    sms = arguments.own_sms(sms, gpu, source)
+    sms = arguments.kernels_sms(sms, gpu, source)
     tiles, population = tiles_of(source), Population(batch, queries, median, longest)
     with printing.progress() as bar:
         task = bar.add_task("points", total=None)

@@ -10,8 +10,9 @@ thread's registers, 24 moves a step fewer than with neighbouring columns side by
 without shared memory, by red.v4.f32, the backward took 14 % (dense-1024) and 18 % (dense-2048) longer.
 
 Zeroing is a pass of its own. Done by the load role instead, for tiles two rounds ahead: −1.0 % of the time on
-dense-1024, where no zeroing at all would give −4.4 %, and +2.3 % on dense-2048
-(reports/backward-limits-h200.json). Rounding is in `rounding`.
+dense-1024, where no zeroing at all would give −4.4 %, and +2.3 % on dense-2048. On SMs left to it, as rounding is, and
+the rows' statistics with it: −2.3 % and −1.7 %, but +0.6 % of short sequences (dense-512), as an SM stores at most
+61 GB/s; not worth that tiles wait for another kernel (reports/backward-limits-h200.json). Rounding is in `rounding`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from attend import attend  # noqa: E402
+from attend import attend, lse_gradients  # noqa: E402
 from shapes import CASES, DEVICES, HALF, INTERPRETED, LARGE_CASES, Case  # noqa: E402
 from tolerance import assert_close_to_reference, assert_results_close, reference_results  # noqa: E402
 
@@ -123,17 +123,12 @@ def test_the_gradient_of_a_sum(device):
 def test_lse_is_differentiable_alone_and_with_the_output(name, with_out, device):
     case = CASES[name]
     inputs = case.inputs(device)
-    weights = torch.randn(case.heads, inputs.grad_out[..., 0, 0].numel(), generator=torch.Generator().manual_seed(7))
-
-    def grads(attend, dtype, **options):
-        q, k, v = (tensor.to(dtype).requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v))
-        out, lse = attend(q, k, v, inputs.kv_offsets, inputs.q_offsets, **options)
-        loss = (torch.where(lse.isfinite(), lse, 0.0) * weights.to(lse)).sum()
-        loss = loss + (out * inputs.grad_out.to(out)).sum() * with_out
-        return torch.autograd.grad(loss, (q, k, v))
-
-    actual = grads(jagged_attention, torch.float32, return_lse=True, impl="triton", **case.options)
-    exact, low = (grads(attention, dtype, **case.bounds) for dtype in (torch.float64, torch.float32))
+    options = {"return_lse": True, "impl": "triton", **case.options}
+    actual = lse_gradients(jagged_attention, inputs, torch.float32, with_out=with_out, **options)
+    exact, low = (
+        lse_gradients(attention, inputs, dtype, with_out=with_out, **case.bounds)
+        for dtype in (torch.float64, torch.float32)
+    )
     for name, *three in zip(("dq", "dk", "dv"), actual, exact, low, strict=True):
         assert_close_to_reference(*three, what=name, allowance=1e-6 * three[1].norm().item())
 

@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from attend import attend  # noqa: E402
+from attend import attend, lse_gradients  # noqa: E402
 from shapes import CASES, LARGE_CASES, Case, poisoned  # noqa: E402
 from test_hopper_forward import HALVES, RESTS, on_hopper  # noqa: E402
-from tolerance import Results, assert_results_close  # noqa: E402
+from tolerance import Results, assert_close_to_reference, assert_results_close  # noqa: E402
 
-from jfa import attention, jagged_attention, validation  # noqa: E402
+from jfa import attention, jagged_attention, reference, validation  # noqa: E402
 from jfa.config import HopperBackwardConfig, HopperResidentConfig  # noqa: E402
 from jfa.impl import choice  # noqa: E402
 from jfa.impl.triton import launch  # noqa: E402
@@ -161,6 +161,14 @@ class TestOnTheGpu:
     def test_resident_serves_every_number_of_rows(self, rows, head_dim, dtype):
         inputs = dataclasses.replace(SHARED_Q[rows], head_dim=head_dim).inputs("cuda", dtype)
         assert_results_close(gradients(inputs, "resident", {}), inputs)
+
+    @pytest.mark.parametrize("case", [SHARED_Q[100], SHARED_Q[300], CASES["dim-128"]], ids=["one", "pair", "jagged"])
+    def test_lse_is_differentiable(self, case):
+        inputs = case.inputs("cuda", torch.bfloat16)
+        found = lse_gradients(jagged_attention, inputs, torch.bfloat16, return_lse=True, impl="hopper")
+        exact, low = (lse_gradients(reference.attention, inputs, dtype) for dtype in (torch.float64, torch.bfloat16))
+        for name, *three in zip(("dq", "dk", "dv"), found, exact, low, strict=True):
+            assert_close_to_reference(*three, what=name)
 
     @pytest.mark.parametrize("kind", ["shared", "resident"])
     @pytest.mark.parametrize("lengths", [(5,), (0, 0, 3), (1,) * 300, (20_000,), (64,) * 700, (200, 0) * 150])

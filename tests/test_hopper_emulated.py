@@ -16,8 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from attend import lse_gradients, lse_weights  # noqa: E402
 from shapes import CASES, HALF, INTERPRETED, Case, poisoned  # noqa: E402
-from tolerance import Results, assert_results_close  # noqa: E402
+from tolerance import Results, assert_close_to_reference, assert_results_close  # noqa: E402
 
 from jfa import attention, lanes, reference, validation  # noqa: E402
 from jfa.config import HopperBackwardConfig, HopperResidentConfig, hopper_forward_config  # noqa: E402
@@ -122,25 +123,34 @@ def forward(
     return results
 
 
-def gradients(case, seed, dtype, schedule, sms, module, name, config, recorder) -> Results:
-    """Run a backward on what float32 gives forward, and compare it."""
+def gradients(case, seed, dtype, schedule, sms, module, name, config, recorder, through_lse=False) -> Results:
+    """Run a backward on what float32 gives forward, and compare it; ``through_lse``: of the output and of lse."""
     inputs, problem = given(case, dtype)
     out, lse = forward_results(case, dtype)
     rows = out.reshape(problem.total_q, problem.heads, problem.head_dim)
     run = launch.Run(schedule, items(case, dtype, "backward", config.block_kv, schedule), recorder)
-    tensors = (inputs.grad_out.reshape(rows.shape), None, inputs.q, inputs.k, inputs.v, rows, lse)
+    grad_lse = torch.where(lse.isfinite(), lse_weights(lse), torch.nan) if through_lse else None
+    tensors = (inputs.grad_out.reshape(rows.shape), grad_lse, inputs.q, inputs.k, inputs.v, rows, lse)
     with poisoned(), few_ctas(sms), emulated(module, name, seed=seed) as kernel:
         found = module.backward(*tensors, inputs.kv_offsets, inputs.q_offsets, problem, config, run)
     assert kernel.launches
     results = Results(out, lse, *found)
-    assert_results_close(results, inputs, **case.bounds)
+    if through_lse:
+        both = (lse_gradients(reference.attention, inputs, of, **case.bounds) for of in (torch.float64, dtype))
+        for three in zip(found, *both, strict=True):
+            assert_close_to_reference(*three)
+    else:
+        assert_results_close(results, inputs, **case.bounds)
     return results
 
 
-def shared(case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", sms=2, recorder=OFF, **changes) -> Results:
+def shared(
+    case, seed=0, *, dtype=BF16, schedule="balanced-dynamic", sms=2, recorder=OFF, through_lse=False, **changes
+) -> Results:
     """Run the backward that adds dQ up in memory, and compare it."""
     config = dataclasses.replace(HopperBackwardConfig(), **changes)
-    return gradients(case, seed, dtype, schedule, sms, hopper_backward, "jfa_backward_hopper", config, recorder)
+    kernel = (hopper_backward, "jfa_backward_hopper")
+    return gradients(case, seed, dtype, schedule, sms, *kernel, config, recorder, through_lse)
 
 
 def shared_beside(case, seed=0, **options) -> int:
@@ -185,11 +195,14 @@ def shared_beside(case, seed=0, **options) -> int:
     return len(calls)
 
 
-def resident(case, seed=0, *, dtype=BF16, schedule="balanced", sms=2, recorder=OFF, **changes) -> Results:
+def resident(
+    case, seed=0, *, dtype=BF16, schedule="balanced", sms=2, recorder=OFF, through_lse=False, **changes
+) -> Results:
     """Run the backward that keeps dQ of a shared Q in registers, and compare it."""
     assert hopper_resident.serves(given(case, dtype)[1])
     config = dataclasses.replace(HopperResidentConfig(), **changes)
-    return gradients(case, seed, dtype, schedule, sms, hopper_resident, "jfa_backward_resident", config, recorder)
+    kernel = (hopper_resident, "jfa_backward_resident")
+    return gradients(case, seed, dtype, schedule, sms, *kernel, config, recorder, through_lse)
 
 
 class TestForward:
@@ -361,6 +374,19 @@ class TestResident:
         first, *others = [resident(case, seed, sms=10, dtype=torch.float16) for seed in range(orders)]
         for other in others:
             assert all(torch.equal(getattr(first, name), getattr(other, name)) for name in ("dq", "dk", "dv"))
+
+
+@pytest.mark.parametrize(
+    ("backward", "case"),
+    [
+        (resident, Case(q_len=70, kv_lens=KV_RESTS, heads=2, heads_kv=2)),
+        (resident, Case(q_len=200, kv_lens=(1, 64, 65), heads=1, heads_kv=1)),
+        (shared, Case(q_lens=(70, 5), kv_lens=(130, 20))),
+    ],
+    ids=["one", "pair", "shared"],
+)
+def test_gradients_through_lse(backward, case):
+    backward(case, 1, through_lse=True)
 
 
 @pytest.mark.slow

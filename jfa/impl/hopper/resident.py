@@ -147,7 +147,8 @@ def jfa_backward_resident(
 ):
     """Rows ``first_row`` … of Q, CLUSTER · 128 of them. ``ADD``: to the dK and dV of the rows before.
 
-    stat_lse, stat_delta: float32 (H, stat_rows) as `RowStatistics.numbers` gives them, padded to CLUSTER · 128 rows.
+    stat_lse, stat_delta: float32 (H, stat_rows) as `RowStatistics.numbers` gives them, padded to CLUSTER · 128 rows,
+    without the sum of sequences that are a tile.
     """
     HALF: tl.constexpr = _ROWS // 2
     WIDTH: tl.constexpr = _WIDTH
@@ -337,6 +338,7 @@ def jfa_backward_resident(
                 dp = tlx.async_dot(do_own, tlx.local_trans(v_tiles[v_stage]))
                 scores = tlx.async_dot_wait(1, scores)
                 lse = tlx.local_load(tlx.local_slice(lse_rows[do_stage], [wg * HALF], [HALF]))
+                delta = tlx.local_load(tlx.local_slice(delta_rows[do_stage], [wg * HALF], [HALF]))
                 if LEAVE_OUT == _EXP:
                     # Rows that do not exist have an lse of +inf; their weights stay numbers, as in the forward.
                     p = scores * score_scale - tl.minimum(lse, 128.0)[:, None]
@@ -353,11 +355,14 @@ def jfa_backward_resident(
                 tlx.barrier_arrive(weights_full[_P], 1)
                 dp = tlx.async_dot_wait(0, dp)
                 tlx.barrier_arrive(v_empty[v_stage], 1)
-                delta = tlx.local_load(tlx.local_slice(delta_rows[do_stage], [wg * HALF], [HALF]))
-                ds = (p * (dp - delta[:, None])).to(dtype)
                 noted = hopper.wait(
                     weights_empty[_DS], (turn & 1) ^ 1, lane, noted, capacity, _WEIGHTS_EMPTY, _DS, tile, LEVEL
                 )
+                if kv_len <= BLOCK_KV:
+                    # All keys of the row are here: its sum is left to the tile. Before the wait, or without the branch,
+                    # this costs where it is not taken.
+                    delta += tl.sum(p * dp, 1)
+                ds = (p * (dp - delta[:, None])).to(dtype)
                 tlx.local_store(ds_own, ds)
                 tlx.fence("async_shared")
                 tlx.barrier_arrive(weights_full[_DS], 1)
@@ -527,7 +532,7 @@ def backward(
     grad_rows = launch.as_rows(grad_out.reshape(problem.total_q, heads, dim))
     facts = {"heads": heads, "head_dim": dim}
     rows = statistics.RowStatistics(grad_rows, grad_lse, out, lse, kv_offsets, None, problem, run)
-    stats = rows.numbers(ROWS // 2, together * ROWS)
+    stats = rows.numbers(ROWS // 2, together * ROWS, config.block_kv)
     q_rows, k_rows, v_rows = launch.as_rows(q), launch.as_rows(k), launch.as_rows(v)
     grid = ctas(run, problem, config, q.device)
     workers, part = grid // together, together * ROWS

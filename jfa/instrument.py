@@ -3,7 +3,8 @@
 Device functions are no-ops (and leave no instruction) when ``LEVEL`` is below theirs: a kernel compiled at level
 ``off`` is the kernel without a recorder. The layout of what they write is in :mod:`jfa.lanes`.
 
-Any Triton kernel can carry it (``count`` is a thread's own: hand it on, do not branch on it)::
+Any Triton kernel can carry it (``count`` is a thread's own: hand it on, do not branch on it); in Triton's interpreter,
+which knows no inline PTX, at level ``off`` alone::
 
     @triton.jit
     def kernel(..., recorder, capacity, LEVEL: tl.constexpr):

@@ -48,7 +48,7 @@ class Advice:
         if self.choice == self.fastest == "static":
             return f"choose static: {duration(best)} expected, and no schedule is expected to take less"
         within = (
-            f"within the model's error ({percent(REPLAY_ERROR)}) of the fastest, {self.fastest} ({duration(fastest)})"
+            f"within the replay's error ({percent(REPLAY_ERROR)}) of the fastest, {self.fastest} ({duration(fastest)})"
         )
         if self.choice == "static":
             return f"choose static: {duration(best)} expected, {within}, and the simplest"

@@ -65,4 +65,4 @@ def sm_count(name: str) -> int:
         return SMS[known]
     near = difflib.get_close_matches(name.lower(), [key.lower() for key in SMS], n=2)
     names = [key for key in SMS if key.lower() in near] or list(SMS)
-    raise UserError(f"gpu: {name!r} is not in the table ({', '.join(names)}); give its number of SMs with --sms")
+    raise UserError(f"--gpu: {name!r} is not in the table ({', '.join(names)}); give its number of SMs with --sms")

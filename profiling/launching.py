@@ -120,7 +120,10 @@ def gpu() -> torch.device:
             f"running a kernel needs torch and Triton ({error}); install the extra: pip install '.[kernels]'"
         ) from None
     if not torch.cuda.is_available():
-        raise UserError("found no CUDA GPU; run this on a machine with one, and look at the file it writes anywhere")
+        raise UserError(
+            "found no CUDA GPU; run this on a machine with one, what it writes can be looked at anywhere "
+            "(`python -m profiling doctor` says what works here)"
+        )
     return torch.device("cuda", torch.cuda.current_device())
 
 

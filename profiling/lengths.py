@@ -28,6 +28,8 @@ def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
         UserError: no such file, another kind, no or several columns, no lengths, values that are no numbers; a length
             that is missing, not whole, negative, or over LONGEST: which one, and where.
     """
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; expected a file of lengths: {', '.join(SUFFIXES)}")
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path}: expected lengths as {', '.join(SUFFIXES)}")
     if not path.is_file():
@@ -42,6 +44,16 @@ def read_lengths(path: Path, column: str | None = None) -> np.ndarray:
         raise UserError(f"{path}: holds no lengths; expected one a sequence")
     _expect_numbers(values, path)
     return _checked(values.to_numpy(), path)
+
+
+def offsets_note(lengths: np.ndarray, source: object) -> str:
+    """A warning where lengths look like running sums, as the op's kv_offsets are; else empty."""
+    if len(lengths) < 3 or lengths[0] != 0 or (np.diff(lengths) < 0).any() or lengths[-1] == lengths[1]:
+        return ""
+    return (
+        f"{source}: begins at 0 and never falls, as offsets do, and is taken as lengths; of offsets, give the "
+        "differences (numpy.diff)"
+    )
 
 
 def _read_array(path: Path, column: str | None) -> pd.Series:
@@ -67,6 +79,7 @@ def _read_column(path: Path, column: str | None) -> pd.Series:
     table = pd.read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     if path.suffix == ".csv":
         _expect_commas(table, path)
+        _expect_heading(table, path)
     names = [str(name) for name in table.columns]
     if column is not None:
         if column not in names:
@@ -92,6 +105,15 @@ def _expect_commas(table: pd.DataFrame, path: Path) -> None:
             )
 
 
+def _expect_heading(table: pd.DataFrame, path: Path) -> None:
+    """A length that is written so that it is none would be lost as a heading."""
+    first = str(table.columns[0]).strip()
+    if len(table.columns) == 1 and first[:1].isdigit():
+        raise UserError(
+            f"{path}: its first line, {plain(first, 40)!r}, is neither a heading nor a number as 1234; {EXPECTED}"
+        )
+
+
 def _expect_numbers(values: pd.Series, path: Path) -> None:
     """pandas would make numbers of what is none: days of periods, nanoseconds of dates, ones of yes, digits of text."""
     types = pd.api.types
@@ -105,7 +127,10 @@ def _expect_numbers(values: pd.Series, path: Path) -> None:
 
 def _read_csv(path: Path) -> pd.DataFrame:
     table = _read_lines(path)
-    if len(table.columns) == 1 and _is_number(str(table.columns[0])):
+    if not len(table.columns):
+        raise UserError(f"{path}: its first line is empty; expected a heading, or a length")
+    first = str(table.columns[0]).strip()
+    if len(table.columns) == 1 and _is_number(first):
         return _read_lines(path, header=None, names=["length"])
     return table
 

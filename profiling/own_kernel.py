@@ -22,6 +22,15 @@ from profiling.recording import SCHEMA, Recording
 if TYPE_CHECKING:
     from jfa.instrument import Recorder
 
+MAPPINGS = {
+    "workload": "{'name': 'my batch'}",
+    "gpu": "{'name': 'NVIDIA H200', 'sm_count': 132}",
+    "kernel": "{'schedule': 'static'}",
+    "durations": "{'plain_ns': 1e6, 'recorded_ns': 1.01e6}",
+    "versions": "{'triton': '3.7.4'}",
+}
+"""Keys of the metadata that hold others, and how they are given."""
+
 
 def recording_of(
     recorders: Recorder | Sequence[Recorder],
@@ -42,7 +51,7 @@ def recording_of(
         metadata: further keys, such as ``workload={"name": …}``; a mapping adds to the one that is made here.
 
     Raises:
-        UserError: no recorder, one of level off, or none that any lane wrote to.
+        UserError: no recorder, one of level off, or none that any lane wrote to; a key that is no mapping, but must be.
     """
     from profiling.lane_rows import losses, rows_of, worst_clock
 
@@ -51,6 +60,9 @@ def recording_of(
         raise UserError("recording_of: expected at least one recorder, got none")
     if any(recorder.buffer is None for recorder in launches):
         raise UserError("recording_of: a recorder of level off records nothing; allocate it with level cta or tile")
+    for key, value in metadata.items():
+        if key in MAPPINGS and not isinstance(value, dict):
+            raise UserError(f"recording_of: {key} is {value!r}; expected a mapping, such as {MAPPINGS[key]}")
     levels = {recorder.level for recorder in launches}
     if len(levels) > 1:
         raise UserError(f"recording_of: recorders of one recording have one level, got {', '.join(sorted(levels))}")

@@ -252,8 +252,12 @@ class Recording:
     # -- for people ----------------------------------------------------------------------------------------------------
 
     def title(self) -> str:
-        """For a heading: "hsp-loguniform · forward · static · triton · NVIDIA H200"; what is not known is left out."""
-        keys = ("workload.name", "kernel.direction", "kernel.schedule", "kernel.impl", "gpu.name")
+        """For a heading: "hsp-loguniform · forward · static · triton · NVIDIA H200"; what is not known is left out.
+
+        A kernel of which neither workload nor implementation is known goes by its name.
+        """
+        own = ("kernel.name",) if self.get("kernel.impl") is None else ()
+        keys = (*own, "workload.name", "kernel.direction", "kernel.schedule", "kernel.impl", "gpu.name")
         parts = [str(self.get(key)) for key in keys if self.get(key) is not None]
         if self.get("kernel.deterministic"):
             parts.insert(-1, "deterministic")

@@ -238,7 +238,9 @@ def _figures(
         figures.sm_time_bars(sm_times, launch=launch),
     ]
     refused: dict[str, None] = {}
-    for draw in (gantt, cost, lengths):
+    # Another kernel than attention has no sequences whose lengths could be missing.
+    attends = bool((recording.events["batch"] >= 0).any()) or recording.get("workload.kv_lens") is not None
+    for draw in (gantt, cost, lengths) if attends else (gantt,):
         try:
             figure = draw()
         except RecordingError as error:
@@ -275,15 +277,15 @@ def _tail(recording: Recording, launch: int) -> dict[str, Any]:
     if not late.tiles:
         words = f"No tile ran past the even end at {fair}" + (f"; {late.cleared}." if late.cleared else ".")
     else:
-        words = f"Past the even end at {fair}, {count(late.tiles, 'tile')} of {count(len(sequences), 'sequence')} ran."
+        words = f"Past the even end at {fair}, {late.late} ran."
         if len(sequences) > TAIL_ROWS:
             share = percent(float(sequences["late_share"].head(TAIL_ROWS).sum()))
             words += f" The {TAIL_ROWS} with the most late time make {share} of it."
     if last and late.tiles:
         length = f" ({last.kv_len:,} keys)" if last.kv_len >= 0 else ""
+        most = f", {percent(last.sequence_share)} of it for sequence {last.batch}{length}" if last.batch >= 0 else ""
         words += (
-            f" SM {last.sm} ended last: it had {times(last.work_ns / max(last.fair_ns, 1))} an average SM's work, "
-            f"{percent(last.sequence_share)} of it for sequence {last.batch}{length}."
+            f" SM {last.sm} ended last: it had {times(last.work_ns / max(last.fair_ns, 1))} an average SM's work{most}."
         )
     return {
         "words": words,
@@ -291,7 +293,7 @@ def _tail(recording: Recording, launch: int) -> dict[str, Any]:
         "tiles": _records(tiles),
         "sequences": _records(sequences.head(TAIL_ROWS)),
         "unit": float(tiles["tail_ns"].max()) if late.tiles else 0.0,
-        "late_unit": float(sequences["late_ns"].max()) if late.tiles else 0.0,
+        "late_unit": float(sequences["late_ns"].max()) if len(sequences) else 0.0,
     }
 
 

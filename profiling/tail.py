@@ -9,7 +9,7 @@ import pandas as pd
 from profiling.launches import own_sms
 from profiling.recording import Recording
 from profiling.sm_time import sm_time
-from profiling.text import duration
+from profiling.text import count, duration
 from profiling.tiles import tail_sequences, tile_spans
 
 
@@ -22,7 +22,8 @@ class LastSM:
         end_ns: when its last work ended, ns from the launch's first start.
         work_ns: how long it worked; fair_ns: what each SM would with perfectly spread work.
         tiles: how many tiles it ran.
-        batch, kv_len: the sequence that took most of its tiles' time, and its KV length (−1 where not known).
+        batch, kv_len: the sequence that took most of its tiles' time, and its KV length (−1 where not known, the batch
+            too where the kernel's tiles are of no sequence).
         sequence_tiles: how many of the SM's tiles are that sequence's.
         sequence_share: that sequence's part of the time of all the SM's tiles, in [0, 1].
     """
@@ -85,6 +86,12 @@ class Tail:
     sequences: pd.DataFrame
     last: LastSM | None
     cleared: str
+
+    @property
+    def late(self) -> str:
+        """What ran past it, in words: "19 tiles of 3 sequences", or "19 tiles" of a kernel without sequences."""
+        tiles = count(self.tiles, "tile")
+        return f"{tiles} of {count(len(self.sequences), 'sequence')}" if len(self.sequences) else tiles
 
 
 def tail(recording: Recording, launch: int = 0) -> Tail:

@@ -38,6 +38,8 @@ def tail_tiles(recording: Recording, launch: int = 0, count: int | None = 10) ->
 def tail_sequences(recording: Recording, launch: int = 0, count: int | None = 10) -> pd.DataFrame:
     """The sequences to whom the late tiles of `tail_tiles` belong, the most time past that moment first.
 
+    Tiles of no sequence, as a kernel other than attention has them, are left out.
+
     Returns:
         batch, kv_len, q_len, tiles (late ones), late_ns (their time past the moment, summed), late_share (of all late
         time), tail_ns (the latest end past it). attrs: fair_ns, late_tiles, and those of `sm_time`.
@@ -46,7 +48,7 @@ def tail_sequences(recording: Recording, launch: int = 0, count: int | None = 10
         RecordingError, UserError: as `tail_tiles`.
     """
     late, fair = _late_tiles(recording, launch)
-    groups = late.groupby("batch", as_index=False, sort=True)
+    groups = late[late["batch"] >= 0].groupby("batch", as_index=False, sort=True)
     result = groups.agg(
         kv_len=("kv_len", "first"),
         q_len=("q_len", "first"),

@@ -136,7 +136,7 @@ def test_advice_agrees_with_what_was_measured(like, name):
 def test_equal_lengths_need_no_schedule(like):
     lens = np.full(132, 1024)
     found = advise(like, like.shape, np.full(132, 128), lens)
-    ends = r"and no schedule is expected to take less|within the model's error \(3.5 %\) of .*, and the simplest"
+    ends = r"and no schedule is expected to take less|within the replay's error \(3.5 %\) of .*, and the simplest"
     assert found.choice == "static" and re.fullmatch(rf"choose static: .* expected, ({ends})", found.words)
     assert found.tokens_wasted == 0 and found.padded_ns > 0
 
@@ -234,7 +234,7 @@ def test_sweep_prints_a_grid_and_draws_it(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["advise", "--lengths", "L", "--gpu", "H300"], "gpu: 'H300' is not in the table (H100, H200)"),
+        (["advise", "--lengths", "L", "--gpu", "H300"], "--gpu: 'H300' is not in the table (H100, H200)"),
         (["advise", "--lengths", "L", "--gpu", "H100", "--sms", "3"], "both say how many SMs there are"),
         (["advise", "--lengths", "nowhere.npy"], "there is no such file"),
         (["advise", "--lengths", "L", "--queries", "3", "--query-lengths", "L"], "both say how many queries"),

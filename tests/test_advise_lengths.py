@@ -105,3 +105,37 @@ def test_lines_that_are_not_parted_by_commas_say_so(text, expected, tmp_path):
 def test_a_heading_of_two_words_is_a_heading(tmp_path):
     (tmp_path / "x.csv").write_text("seq len\n3\n4\n")
     assert read_lengths(tmp_path / "x.csv").tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("first", ['"1,234"', "1 234", "1k", "2³", "12 tokens"])
+def test_a_first_line_that_is_half_a_number_is_no_heading(first, tmp_path):
+    """Taken for a heading, it would be lost without a word."""
+    (tmp_path / "x.csv").write_text(f"{first}\n512\n300\n")
+    refused(tmp_path / "x.csv", "its first line, .* is neither a heading nor a number|its lines look parted by spaces")
+
+
+def test_an_empty_first_line_is_named(tmp_path):
+    (tmp_path / "x.csv").write_text("\n512\n300\n")
+    refused(tmp_path / "x.csv", "its first line is empty; expected a heading, or a length")
+
+
+def test_a_folder_is_named(tmp_path):
+    refused(tmp_path, "is a folder; expected a file of lengths")
+
+
+@pytest.mark.parametrize(
+    ("values", "doubtful"),
+    [
+        ([0, 10, 30, 60], True),
+        ([0, 0, 5, 9], True),
+        ([0, 10, 5, 60], False),
+        ([1, 2, 3], False),
+        ([0, 0, 0], False),
+        ([0, 7], False),
+    ],
+)
+def test_what_looks_like_offsets_is_taken_with_a_warning(values, doubtful, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.array(values))
+    assert main(["advise", "--lengths", str(tmp_path / "x.npy"), "--queries", "64"]) == 0
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert ("begins at 0 and never falls, as offsets do" in said) == doubtful

@@ -242,14 +242,14 @@ def test_a_choice_that_is_not_the_fastest_says_so(like, seed):
     expected = {each.schedule: each.makespan_ns for each in found.replays}
     assert expected[found.fastest] == min(expected.values())
     assert expected[found.choice] <= expected[found.fastest] * (1 + REPLAY_ERROR)
-    within = f"within the model's error (3.5 %) of the fastest, {found.fastest} ({duration(expected[found.fastest])})"
+    within = f"within the replay's error (3.5 %) of the fastest, {found.fastest} ({duration(expected[found.fastest])})"
     assert (within in found.words) == (found.choice != found.fastest)
 
 
 def test_the_fastest_is_in_the_document(lengths, capsys):
     found = documented(["advise", "--lengths", lengths, "--recording", TINY], capsys)
     assert found["choice"] == "dynamic" and found["fastest"] == "balanced-dynamic"
-    assert "within the model's error (3.5 %) of the fastest, balanced-dynamic (" in found["advice"]
+    assert "within the replay's error (3.5 %) of the fastest, balanced-dynamic (" in found["advice"]
 
 
 def test_a_shipped_recording_is_known_by_its_tiles(like, tmp_path):

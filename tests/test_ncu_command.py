@@ -235,9 +235,10 @@ def test_files_that_cannot_be_read(refused, tmp_path):
 
 def test_recordings_that_do_not_fit(refused, tmp_path):
     other = RECORDINGS / "hsp-loguniform_forward_balanced.parquet"
-    assert "--recording: is of another launch (schedule balanced)" in refused(static(), "--recording", other)
+    said = refused(static(), "--recording", other)
+    assert " (schedule balanced) and " in said and "different launches" in said
     assert "absent" in refused(static(), "--recording", tmp_path / "absent.parquet")
-    assert "is of another launch" in refused(file("h200_cudnn.ncu-rep"), "--recording", other)
+    assert "are of different launches" in refused(file("h200_cudnn.ncu-rep"), "--recording", other)
 
 
 # --- time ---------------------------------------------------------------------------------------

@@ -51,10 +51,10 @@ def test_many_nested_and_many_in_a_row_take_no_time():
     texts = ["FADD R0"] * depth + ["FADD R0"] + [f"@P0 BRA {16 * i:#x}" for i in range(depth)[::-1]]
     for _ in range(row):
         texts += ["FMUL R0", f"@P1 BRA {16 * len(texts):#x}"] + ["@P2 EXIT"] * 6
-    begun = time.perf_counter()
+    begun = time.process_time()
     found = loops([16 * place for place in range(len(texts))], texts)
     assert len(found) == depth + row and max(loop.depth for loop in found) == depth - 1
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 def test_a_straight_line_has_none():

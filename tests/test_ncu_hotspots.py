@@ -281,10 +281,10 @@ def test_a_large_kernel_takes_no_time(tmp_path):
     header = HEADER.replace('"stall_wait"', '"stall_wait","stall_long_sb","stall_selected"')
     texts = [f"@P0 BRA {16 * (place - 9):#x}" if place % 10 == 9 else "FADD R0" for place in range(50_000)]
     lines = [f'"{16 * place:#x}","{text}","3","4","1","1","1"\n' for place, text in enumerate(texts)]
-    begun = time.perf_counter()
+    begun = time.process_time()
     (listing,) = read_source(written(tmp_path, header + "".join(lines)))
     assert len(hotspots(listing).loops) == 5001
-    assert time.perf_counter() - begun < 10
+    assert time.process_time() - begun < 10
 
 
 def test_the_other_reader_names_this_one(capsys):

@@ -101,9 +101,9 @@ def test_a_hundred_launches_of_two_thousand_metrics(read):
     }
     rows = [(who(str(i)), [f"{drawn.uniform(0, 9e9):,.2f}" for _ in metrics]) for i in range(100)]
     page = raw_page(metrics, rows)
-    start = time.perf_counter()
+    start = time.process_time()
     report = read(page)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert len(report.metrics) == 100 and all(len(found) == 2243 for found in report.metrics)
 
 
@@ -132,12 +132,12 @@ ROW = GOOD.splitlines(keepends=True)[2]
     ids=lambda content: content[-12:],
 )
 def test_hostile_files_end_soon(read, content):
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         read(content)
     except UserError as error:
         assert len(str(error)) < 1000
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 @st.composite

@@ -48,7 +48,15 @@ def test_it_runs_without_a_gpu_and_shows_what_is_kept(name, monkeypatch):
             data.pop(PNG, None)
         if PLOTLY in old.get("data", {}):
             assert titles(old) == titles(new), "python notebooks/refresh.py"
+        else:
+            assert words(old) == words(new), "python notebooks/refresh.py"
     assert not [output for output in outputs(fresh) if output.output_type == "error" or output.get("name") == "stderr"]
+
+
+def words(output) -> str:
+    """What a printed line or a table says; empty of an object that is shown by its address."""
+    text = output.get("text") or output.get("data", {}).get("text/plain", "")
+    return "" if " at 0x" in text else " ".join(text.split())
 
 
 def titles(output) -> str:

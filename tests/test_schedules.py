@@ -279,9 +279,9 @@ def test_a_refused_excerpt_is_said_to_be_one_where_that_is_why(path):
 
 
 def test_a_deal_to_many_workers_takes_no_time():
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert replay(tiles(np.full(300_000, 5.0), sms=4096), "static", fetch_ns=1.0).makespan_ns == 74 * 6
-    assert time.perf_counter() - begun < 0.25
+    assert time.process_time() - begun < 0.25
 
 
 def changed(recording: Recording, **metadata) -> Recording:

@@ -86,8 +86,8 @@ def test_what_was_cut_and_extrapolated_is_on_the_terminal_in_the_document_and_in
         assert f"warning: {part}" in text and any(line.startswith(part) for line in found["warnings"])
         assert part[:50] in page.read_text()
     assert "median 1,024 keys, at most 32,768" in found["about"]
-    rule = "the plainest within the model's error (3.5 %) of the quickest is to be chosen"
-    assert rule in " ".join(text.split()) and "within the model's error (3.5 %)" in page.read_text()
+    rule = "the plainest within the replay's error (3.5 %) of the quickest is to be chosen"
+    assert rule in " ".join(text.split()) and "within the replay's error (3.5 %)" in page.read_text()
     assert [row["cut"] > 0 for row in found["rows"]] == [False] * 4 + [True] * 4
 
 

@@ -55,7 +55,7 @@ def advise(
 
     from profiling import gpus
     from profiling.advice import advise as advice_on
-    from profiling.lengths import read_lengths
+    from profiling.lengths import offsets_note, read_lengths
     from profiling.tiles_measured import tiles_of
 
     if queries is not None and query_lengths is not None:
@@ -80,7 +80,8 @@ def advise(
     shape = replace(tiles.shape, heads=heads, window=(-1, 0) if causal else (-1, -1))
     found = advice_on(tiles, shape, q_lens, kv_lens, sms)
     model = found.model
-    warnings = [*source.warnings(), *gpus.other_gpu(gpu, sms, source.gpu_name, tiles.sms), *found.notes]
+    doubts = [note for path, of in zip(files, read, strict=True) if (note := offsets_note(of, path))]
+    warnings = [*source.warnings(), *gpus.other_gpu(gpu, sms, source.gpu_name, tiles.sms), *doubts, *found.notes]
     grade = (
         f"modelled: {duration(model.fixed_ns)} a tile + {duration(model.per_column_ns)} a column, fitted to "
         f"{source.title()} (measured; half of its {model.tiles:,} tiles lie within {percent(model.error_p50)}, 95 % "

@@ -32,12 +32,12 @@ RecordingFiles = Annotated[list[Path], typer.Argument(metavar="FILE...", help="R
 
 
 def choice(value: str, known: Sequence[str], what: str) -> str:
-    """``value`` if it is one of ``known``. UserError: the nearest names, or all."""
+    """``value`` of the option --``what`` if it is one of ``known``. UserError: the nearest names, or all."""
     if value in known:
         return value
     near = difflib.get_close_matches(value, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-    raise UserError(f"{what}: there is none named {value!r}; {hint}")
+    raise UserError(f"--{what}: there is none named {value!r}; {hint}")
 
 
 def workload(name: str) -> "Workload":

@@ -69,7 +69,7 @@ def sweep(
     other = gpus.other_gpu(gpu, sms, source.gpu_name, tiles.sms)
     warnings = [*source.warnings(), *other, *table.attrs["notes"]]
     grade = f"modelled on tile costs measured on {source.gpu_name}"
-    rule = f"the plainest within the model's error ({percent(REPLAY_ERROR)}) of the quickest is to be chosen"
+    rule = f"the plainest within the replay's error ({percent(REPLAY_ERROR)}) of the quickest is to be chosen"
     if json:
         printing.document({"grade": grade, "about": about, "rows": printing.records(table), "warnings": warnings})
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from profiling.commands import printing
 from profiling.commands.printing import Column
 from profiling.errors import RecordingError
-from profiling.text import count, duration, percent, significant
+from profiling.text import duration, percent, significant
 
 if TYPE_CHECKING:
     from profiling.recording import Recording
@@ -83,9 +83,8 @@ def tail(recording: "Recording", launch: int) -> tuple[dict[str, Any], str]:
         return found, words + (f"; {late.cleared}" if late.cleared else "")
     length = f" (KV length {last.kv_len:,})" if last.kv_len >= 0 else ""
     more = last.work_ns / max(last.fair_ns, 1)
-    tiles = f"{count(late.tiles, 'tile')} of {count(len(late.sequences), 'sequence')}"
+    most = f", {percent(last.sequence_share)} of it for sequence {last.batch}{length}" if last.batch >= 0 else ""
     return found, (
-        f"SM {last.sm} ended last, at {duration(last.end_ns)}, with {more:.2f}× the mean SM's work, "
-        f"{percent(last.sequence_share)} of it for sequence {last.batch}{length}; "
-        f"{tiles} ran past {duration(fair)}, when perfectly spread work would have ended"
+        f"SM {last.sm} ended last, at {duration(last.end_ns)}, with {more:.2f}× the mean SM's work{most}; "
+        f"{late.late} ran past {duration(fair)}, when perfectly spread work would have ended"
     )

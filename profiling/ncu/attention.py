@@ -116,6 +116,6 @@ def same_launch(kernel: KernelSummary, recording: Recording, option: str = "--re
     for what, in_report, in_recording in pairs:
         if in_report and in_recording and str(in_report) != str(in_recording):
             raise UserError(
-                f"{option}: is of another launch ({what} {in_recording}) than {kernel.report} ({what} {in_report}); "
-                "record the same kernel, workload and schedule"
+                f"{option}: {recording.source} ({what} {in_recording}) and {kernel.report} ({what} {in_report}) are of "
+                "different launches; record and collect the same kernel, workload and schedule"
             )

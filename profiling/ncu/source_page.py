@@ -19,7 +19,8 @@ from profiling.ncu.exported import printed_page
 from profiling.ncu.page_text import LONGEST_FIELD, content_of, decoded
 from profiling.text import count, plain
 
-HOW = "ncu --import REPORT.ncu-rep --page source --print-source sass --csv"
+COMMAND = "ncu --import REPORT.ncu-rep --page source --print-source sass --csv"
+HOW = f"print it with {COMMAND}"
 COLLECT = "profile with --section SourceCounters"
 SAMPLES = ("# Samples", "Warp Stall Sampling (All Samples)")
 COUNTS = {"executed": "Instructions Executed", "wavefronts": "L1 Wavefronts Shared"}
@@ -54,16 +55,18 @@ def read_source(path: Path) -> list[Listing]:
             is a .ncu-rep and there is no ncu.
     """
     if path.is_dir():
-        raise UserError(f"{path}: is a folder; give a report, or what this prints of it: {HOW}")
+        raise UserError(f"{path}: is a folder; give a report, or what this prints of it: {COMMAND}")
     content = content_of(path, HOW)
     if content.startswith(MAGIC):
         ncu = find_ncu()
         if ncu is None:
-            raise UserError(f"{path}: only ncu reads the source page of a report, and is not here; where it is: {HOW}")
+            raise UserError(
+                f"{path}: only ncu reads the source page of a report, and is not here; where it is: {COMMAND}"
+            )
         content = printed_page(path, ncu, ("source", "--print-source", "sass"))
     text, _ = decoded(content)
     if "\0" in text:
-        raise UserError(f"{path}: this is no text; expected a .ncu-rep, or what this prints: {HOW}")
+        raise UserError(f"{path}: this is no text; expected a .ncu-rep, or what this prints: {COMMAND}")
     found = [_listing(path, *table) for table in _tables(path, text)]
     if not found:
         raise UserError(f"{path}: holds no source page of machine code (a header with Address and Source); {HOW}")

@@ -4,7 +4,7 @@ Where each sequence has queries of its own, the sum is large (1.6 GB on dense-10
 that memory needs, 7 % of that backward on an H200. But a sequence is complete when its own tiles are done, long before
 the last tile is. So a few SMs are left to a kernel that rounds each sequence behind its tiles, in their order; once the
 backward has ended, it has all of them. On an H200 the whole takes 3.7 % less on dense-512 (10 SMs), 3.9 % on dense-1024
-(5), 1.9 % on dense-2048 and 0.6 % on self-lognormal (2).
+(5), 2.0 % on dense-2048 and 0.6 % on self-lognormal (2).
 
 That kernel waits for counts, and must not take the place of a CTA that counts: it is launched behind one of a single
 warp, `jfa_wait_for_ctas`, which ends when all of those have started. Both wait only for a kernel launched before them,

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 MAPPINGS = {
     "workload": "{'name': 'my batch'}",
     "gpu": "{'name': 'NVIDIA H200', 'sm_count': 132}",
-    "kernel": "{'schedule': 'static'}",
     "durations": "{'plain_ns': 1e6, 'recorded_ns': 1.01e6}",
     "versions": "{'triton': '3.7.4'}",
 }

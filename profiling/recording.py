@@ -254,7 +254,7 @@ class Recording:
     def title(self) -> str:
         """For a heading: "hsp-loguniform · forward · static · triton · NVIDIA H200"; what is not known is left out.
 
-        A kernel of which neither workload nor implementation is known goes by its name.
+        A kernel that is none of ours, and so of no implementation, is named first.
         """
         own = ("kernel.name",) if self.get("kernel.impl") is None else ()
         keys = (*own, "workload.name", "kernel.direction", "kernel.schedule", "kernel.impl", "gpu.name")

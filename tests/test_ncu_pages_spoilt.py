@@ -103,7 +103,7 @@ def test_a_hundred_launches_of_two_thousand_metrics(read):
     page = raw_page(metrics, rows)
     start = time.process_time()
     report = read(page)
-    assert time.process_time() - start < 15  # loose: machines differ, and what grows with the square is far above
+    assert time.process_time() - start < 5
     assert len(report.metrics) == 100 and all(len(found) == 2243 for found in report.metrics)
 
 

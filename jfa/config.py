@@ -70,6 +70,8 @@ class HopperBackwardConfig:
     ``block_q`` queries a step, ``stages`` of them in flight; ``registers`` a compute thread's. ``prefetch``, of two
     stages or more: the next step's scores are started before dQ of this one is stored. A warpgroup stores its half of
     dQ's columns in ``dq_slices`` (1 or 2), through ``dq_buffers`` of a slice each (1 to 3).
+    ``peel``: blocks that need no mask have a loop of their own, without a branch around it; not timed on a GPU yet, and
+    of the same registers (stack 232 bytes instead of 80, compiled).
     ``round_beside``: dQ is rounded beside the kernel, on SMs left to it, where `impl/hopper/rounding.py` can.
     """
 
@@ -79,6 +81,7 @@ class HopperBackwardConfig:
     prefetch: bool = True
     dq_slices: int = 1
     dq_buffers: int = 1
+    peel: bool = False
     round_beside: bool = True
     registers: int = 240
     ptx_options: str = "--regAllocOptLevel=5"

@@ -309,6 +309,7 @@ def compile_hopper_backward(
         "PREFETCH": config.prefetch and config.stages > 1,
         "DQ_SLICES": config.dq_slices,
         "DQ_BUFFERS": config.dq_buffers,
+        "PEEL": config.peel,
         "ANNOUNCE": config.round_beside and not broadcast and not causal,
         "REGISTERS": config.registers,
         "DEAL": deal,

@@ -57,9 +57,10 @@ def any_sum_is_rounded_beside(monkeypatch):
 
 
 def gradients(
-    inputs: Inputs, kind: str, options: dict, schedule: str = "balanced-dynamic", *, beside: bool = False
+    inputs: Inputs, kind: str, options: dict, schedule: str = "balanced-dynamic", *, beside: bool = False, **changes
 ) -> Results:
-    """out and lse of the op, and the gradients of one kernel run on them; ``beside``: dQ must be rounded beside it."""
+    """out and lse of the op, and the gradients of one kernel run on them; ``beside``: dQ must be rounded beside it;
+    ``changes`` of the configuration of the one that shares dQ."""
     q, k, v = (tensor.detach() for tensor in (inputs.q, inputs.k, inputs.v))
     offsets = (inputs.kv_offsets, inputs.q_offsets)
     causal, window = options.get("causal", False), options.get("window")
@@ -75,7 +76,7 @@ def gradients(
             config = HopperResidentConfig()
             found = resident.backward(grad_out, None, q, k, v, rows, lse, *offsets, problem, config, run)
         else:
-            config = HopperBackwardConfig(round_beside=beside)
+            config = HopperBackwardConfig(round_beside=beside, **changes)
             assert beside == (rounding.sms_beside(run, problem, config, q.device) > 0)
             found = shared.backward(grad_out, None, q, k, v, rows, lse, *offsets, problem, config, run)
     torch.cuda.synchronize()
@@ -90,6 +91,11 @@ class TestOnTheGpu:
     def test_shared_serves_every_shape(self, name, dtype):
         inputs = CASES[name].inputs("cuda", dtype)
         assert_results_close(gradients(inputs, "shared", CASES[name].options), inputs, **CASES[name].bounds)
+
+    @pytest.mark.parametrize("name", ["causal-short-kv", "window-both", "gqa-8-2", "broadcast-causal"])
+    def test_blocks_without_a_mask_in_a_loop_of_their_own(self, name):
+        inputs = CASES[name].inputs("cuda", torch.bfloat16)
+        assert_results_close(gradients(inputs, "shared", CASES[name].options, peel=True), inputs, **CASES[name].bounds)
 
     @pytest.mark.parametrize("name", CASES)
     def test_the_op_gives_every_gradient(self, name):

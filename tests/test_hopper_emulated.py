@@ -292,6 +292,7 @@ class TestShared:
             {"stages": 1},
             {"stages": 3},
             {"dq_slices": 2},
+            {"peel": True},
             {"stages": 2, "dq_buffers": 2},
             {"dq_slices": 2, "dq_buffers": 2},
             {"stages": 2, "dq_slices": 2, "dq_buffers": 3},
@@ -340,6 +341,11 @@ class TestShared:
     )
     def test_keys_without_queries_under_every_schedule(self, case, schedule):
         shared(case, 1, schedule=schedule)
+
+    @pytest.mark.parametrize("prefetch", [False, True])
+    @pytest.mark.parametrize("name", ["causal-short-kv", "window-both", "window-causal", "tails", "broadcast-causal"])
+    def test_blocks_without_a_mask_in_a_loop_of_their_own(self, name, prefetch):
+        shared(CASES[name], 1, peel=True, prefetch=prefetch)
 
 
 class TestResident:

@@ -92,6 +92,22 @@ def _turn_of(step, STAGES: tl.constexpr):
 
 
 @triton.jit
+def _steps_of(PART: tl.constexpr, low, full_low, full_high, steps, tail, BLOCK_Q: tl.constexpr):
+    """(first, behind the last) of a head's ``steps`` from row ``low`` on: those with a mask that come first, those
+    without one, those behind them. A ``tail`` of keys takes a mask in all."""
+    first = tl.minimum(tl.maximum((full_low - low + BLOCK_Q - 1) // BLOCK_Q, 0), steps)
+    behind = tl.minimum(tl.maximum((full_high - low + BLOCK_Q - 1) // BLOCK_Q, first), steps)
+    first = tl.where(tail, steps, first)
+    behind = tl.where(tail, steps, behind)
+    if PART == 0:
+        return first * 0, first
+    elif PART == 1:
+        return first, behind
+    else:
+        return behind, steps
+
+
+@triton.jit
 def announce(dq_added, turn, counter, lane, noted, capacity, tile, LEVEL: tl.constexpr):
     """Count the CTA's ``turn``-th tile, ``tile``, at ``counter`` once its dQ is in memory; gives the count of events.
 
@@ -150,6 +166,7 @@ def jfa_backward_hopper(
     DQ_SLICES: tl.constexpr,
     DQ_BUFFERS: tl.constexpr,
     ANNOUNCE: tl.constexpr,
+    PEEL: tl.constexpr,
     REGISTERS: tl.constexpr,
     DEAL: tl.constexpr,
     LEVEL: tl.constexpr,
@@ -403,79 +420,105 @@ def jfa_backward_hopper(
                         scores = tlx.async_dot(takes_lse, tlx.local_trans(stat_tiles[stage]))
                         scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]), scores)
                         scores = tlx.async_dot_wait(0, scores)
-                for step in range(total):
-                    q_head = head * group + step // steps
-                    row = low + step % steps * BLOCK_Q
-                    stage, phase = _turn_of(used, STAGES)
-                    if not PREFETCH:
-                        noted = hopper.wait(q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL)
-                        scores = tlx.async_dot(takes_lse, tlx.local_trans(stat_tiles[stage]))
-                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]), scores)
-                    if step == 0:
-                        noted = hopper.wait(v_full[0], seen & 1, lane, noted, capacity, _V_FULL, -1, tile, LEVEL)
-                    noted = hopper.wait(do_full[stage], phase, lane, noted, capacity, _DO_FULL, stage, tile, LEVEL)
-                    dp = tlx.async_dot(takes_delta, tlx.local_trans(stat_tiles[stage]))
-                    dp = tlx.async_dot(v_own, tlx.local_trans(do_tiles[stage]), dp)
-                    if not PREFETCH:
-                        scores = tlx.async_dot_wait(1, scores)
-                    p = scores * score_scale
-                    if LEAVE_OUT != _EXP:
-                        p = tl.exp2(p)
-                    if MASKED:
-                        if tail | (row < full_low) | (row >= full_high):
-                            queries = row + tl.arange(0, BLOCK_Q)
-                            mask = primitives.visible(
-                                keys[:, None], queries[None, :], kv_len, q_len, shift, before, after, HAS_BEFORE,
-                                HAS_AFTER,
-                            )  # fmt: skip
-                            p = tl.where(mask, p, 0.0)
-                    else:
-                        if tail:
-                            p = tl.where((keys < kv_len)[:, None], p, 0.0)
-                    p_low = p.to(dtype)
-                    dv_acc = tlx.async_dot(p_low, do_tiles[stage], dv_acc)
-                    dp = tlx.async_dot_wait(1, dp)
-                    if step + 1 == total:
-                        tlx.barrier_arrive(v_empty[0], 1)
-                    ds = (p * dp).to(dtype)
-                    noted = hopper.wait(ds_empty[0], (used & 1) ^ 1, lane, noted, capacity, _DS_EMPTY, -1, tile, LEVEL)
-                    tlx.local_store(ds_own, ds)
-                    tlx.fence("async_shared")
-                    tlx.barrier_arrive(ds_full[0], 1)
-                    dk_acc = tlx.async_dot(ds, q_tiles[stage], dk_acc)
-                    dv_acc = tlx.async_dot_wait(1, dv_acc)
-                    tlx.barrier_arrive(do_empty[stage], 1)
-                    noted = hopper.wait(ds_full[0], used & 1, lane, noted, capacity, _DS_FULL, -1, tile, LEVEL)
-                    dq = tlx.async_dot(tlx.local_trans(ds_tile[0]), k_half)
-                    place = (q_head * dq_blocks + dq_block + row // BLOCK_Q) * 2 + wg
-                    if PREFETCH:
-                        more = step + 1 < total
-                        stage_ahead, phase = _turn_of(used + more.to(tl.int32), STAGES)
-                        if more:
+                for turn_of_head in range(group if PEEL else 1):
+                    for part in tl.static_range(3 if PEEL else 1):
+                        begin, end = 0, total
+                        if PEEL:
+                            begin, end = _steps_of(part, low, full_low, full_high, steps, tail, BLOCK_Q)
+                            begin += turn_of_head * steps
+                            end += turn_of_head * steps
+                        for step in range(begin, end):
+                            q_head = head * group + step // steps
+                            row = low + step % steps * BLOCK_Q
+                            stage, phase = _turn_of(used, STAGES)
+                            if not PREFETCH:
+                                noted = hopper.wait(
+                                    q_full[stage], phase, lane, noted, capacity, _Q_FULL, stage, tile, LEVEL
+                                )
+                                scores = tlx.async_dot(takes_lse, tlx.local_trans(stat_tiles[stage]))
+                                scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage]), scores)
+                            if step == 0:
+                                noted = hopper.wait(
+                                    v_full[0], seen & 1, lane, noted, capacity, _V_FULL, -1, tile, LEVEL
+                                )
                             noted = hopper.wait(
-                                q_full[stage_ahead], phase, lane, noted, capacity, _Q_FULL, stage_ahead, tile, LEVEL
+                                do_full[stage], phase, lane, noted, capacity, _DO_FULL, stage, tile, LEVEL
                             )
-                        dk_acc = tlx.async_dot_wait(1, dk_acc)
-                        if more:
-                            tlx.barrier_arrive(q_empty[stage], 1)
-                        # For nothing behind the last step; a branch around it took 1 % longer (dense-1024, dense-2048).
-                        scores = tlx.async_dot(takes_lse, tlx.local_trans(stat_tiles[stage_ahead]))
-                        scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage_ahead]), scores)
-                        dq = tlx.async_dot_wait(1, dq)
-                        tlx.barrier_arrive(ds_empty[0], 1)
-                        if hopper.happens(batch_count, LEAVE_OUT != _DQ_STORE):
-                            summing.add(dq_desc, dq_tiles, dq, used, place, wg * PLACES, DQ_SLICES, DQ_BUFFERS)
-                        scores = tlx.async_dot_wait(0, scores)
-                        if not more:
-                            tlx.barrier_arrive(q_empty[stage], 1)
-                    else:
-                        dk_acc = tlx.async_dot_wait(1, dk_acc)
-                        tlx.barrier_arrive(q_empty[stage], 1)
-                        dq = tlx.async_dot_wait(0, dq)
-                        tlx.barrier_arrive(ds_empty[0], 1)
-                        if hopper.happens(batch_count, LEAVE_OUT != _DQ_STORE):
-                            summing.add(dq_desc, dq_tiles, dq, used, place, wg * PLACES, DQ_SLICES, DQ_BUFFERS)
-                    used += 1
+                            dp = tlx.async_dot(takes_delta, tlx.local_trans(stat_tiles[stage]))
+                            dp = tlx.async_dot(v_own, tlx.local_trans(do_tiles[stage]), dp)
+                            if not PREFETCH:
+                                scores = tlx.async_dot_wait(1, scores)
+                            p = scores * score_scale
+                            if LEAVE_OUT != _EXP:
+                                p = tl.exp2(p)
+                            if PEEL and part == 1:
+                                pass
+                            elif MASKED:
+                                if tail | (row < full_low) | (row >= full_high):
+                                    queries = row + tl.arange(0, BLOCK_Q)
+                                    mask = primitives.visible(
+                                        keys[:, None], queries[None, :], kv_len, q_len, shift, before, after,
+                                        HAS_BEFORE, HAS_AFTER,
+                                    )  # fmt: skip
+                                    p = tl.where(mask, p, 0.0)
+                            else:
+                                if tail:
+                                    p = tl.where((keys < kv_len)[:, None], p, 0.0)
+                            p_low = p.to(dtype)
+                            dv_acc = tlx.async_dot(p_low, do_tiles[stage], dv_acc)
+                            dp = tlx.async_dot_wait(1, dp)
+                            if step + 1 == total:
+                                tlx.barrier_arrive(v_empty[0], 1)
+                            ds = (p * dp).to(dtype)
+                            noted = hopper.wait(
+                                ds_empty[0], (used & 1) ^ 1, lane, noted, capacity, _DS_EMPTY, -1, tile, LEVEL
+                            )
+                            tlx.local_store(ds_own, ds)
+                            tlx.fence("async_shared")
+                            tlx.barrier_arrive(ds_full[0], 1)
+                            dk_acc = tlx.async_dot(ds, q_tiles[stage], dk_acc)
+                            dv_acc = tlx.async_dot_wait(1, dv_acc)
+                            tlx.barrier_arrive(do_empty[stage], 1)
+                            noted = hopper.wait(ds_full[0], used & 1, lane, noted, capacity, _DS_FULL, -1, tile, LEVEL)
+                            dq = tlx.async_dot(tlx.local_trans(ds_tile[0]), k_half)
+                            place = (q_head * dq_blocks + dq_block + row // BLOCK_Q) * 2 + wg
+                            if PREFETCH:
+                                more = step + 1 < total
+                                stage_ahead, phase = _turn_of(used + more.to(tl.int32), STAGES)
+                                if more:
+                                    noted = hopper.wait(
+                                        q_full[stage_ahead],
+                                        phase,
+                                        lane,
+                                        noted,
+                                        capacity,
+                                        _Q_FULL,
+                                        stage_ahead,
+                                        tile,
+                                        LEVEL,
+                                    )
+                                dk_acc = tlx.async_dot_wait(1, dk_acc)
+                                if more:
+                                    tlx.barrier_arrive(q_empty[stage], 1)
+                                # For nothing behind the last step; a branch around it took 1 % longer (dense-1024,
+                                # dense-2048).
+                                scores = tlx.async_dot(takes_lse, tlx.local_trans(stat_tiles[stage_ahead]))
+                                scores = tlx.async_dot(k_own, tlx.local_trans(q_tiles[stage_ahead]), scores)
+                                dq = tlx.async_dot_wait(1, dq)
+                                tlx.barrier_arrive(ds_empty[0], 1)
+                                if hopper.happens(batch_count, LEAVE_OUT != _DQ_STORE):
+                                    summing.add(dq_desc, dq_tiles, dq, used, place, wg * PLACES, DQ_SLICES, DQ_BUFFERS)
+                                scores = tlx.async_dot_wait(0, scores)
+                                if not more:
+                                    tlx.barrier_arrive(q_empty[stage], 1)
+                            else:
+                                dk_acc = tlx.async_dot_wait(1, dk_acc)
+                                tlx.barrier_arrive(q_empty[stage], 1)
+                                dq = tlx.async_dot_wait(0, dq)
+                                tlx.barrier_arrive(ds_empty[0], 1)
+                                if hopper.happens(batch_count, LEAVE_OUT != _DQ_STORE):
+                                    summing.add(dq_desc, dq_tiles, dq, used, place, wg * PLACES, DQ_SLICES, DQ_BUFFERS)
+                            used += 1
                 if total > 0:
                     tlx.barrier_arrive(k_empty[0], 1)
                     seen += 1
@@ -598,6 +641,7 @@ def backward(
             DQ_SLICES=config.dq_slices,
             DQ_BUFFERS=config.dq_buffers,
             ANNOUNCE=beside,
+            PEEL=config.peel,
             REGISTERS=config.registers,
             DEAL=schedule.deal(run.schedule),
             LEVEL=run.recorder.number,
